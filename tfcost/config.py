@@ -1,0 +1,157 @@
+"""What a model is: :class:`ModelConfig`, and how stated fields become a complete one.
+
+Sizes may be ints or symbols: :mod:`tfcost.symbols` puts symbols into the same dataclass to get closed forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tfcost.errors import InputError
+from tfcost.graph import Size, div
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "arch": ("decoder", "encoder", "encoder-decoder"),
+    "ffn": ("mlp", "glu"),
+    "activation": ("relu", "gelu", "silu"),
+    "norm": ("layernorm", "rmsnorm"),
+    "positions": ("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
+}
+"""The fields whose values are names, and the names that a flag may give. (A config.json may bring further ones.)"""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A Transformer's structure, complete: every field that the result depends on has its value.
+
+    Sizes are in elements. The names are the long flags' with underscores; the fields below the first block are those
+    that only real models need.
+    """
+
+    # The letters of the documents: d, h, l, V (and d_k, d_ff, h_kv).
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ffn_hidden: Size
+    encoder_layers: Size = 0
+    decoder_layers: Size = 0
+    vocab: Size | None = None
+    src_vocab: Size | None = None
+    arch: str = "decoder"
+    ffn: str = "mlp"
+    activation: str = "gelu"
+    norm: str = "layernorm"
+    pre_norm: bool = True
+    final_norm: bool = False
+    bias: bool = True
+    tied: bool = True
+    head: bool = True
+    positions: str = "sinusoidal"
+    max_positions: Size | None = None
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    ffn_dropout: float = 0.0
+    # Attention.
+    attention_bias: bool = True
+    attention_output_bias: bool = True
+    # The feed-forward and the norms.
+    ffn_bias: bool = True
+    norm_bias: bool = True
+    # Embeddings.
+    embedding_dropout: float = 0.0
+    embedding_norm: bool = False
+    type_vocab: int = 0
+    position_offset: int = 0
+    relative_buckets: int = 32
+    # Heads.
+    pooler: bool = False
+    next_sentence: bool = False
+    head_transform: bool = False
+    head_bias: bool = False
+    classes: int = 0
+    classifier_bias: bool = True
+    classifier_tokens: str = "all"
+    # A decoder-only model that can also attend to an encoder (GPT-2's add_cross_attention).
+    cross_attention: bool = False
+
+    @property
+    def layers(self) -> Size:
+        """Layers of the one stack (l), or of each stack where both have as many; else the sum of both."""
+        if self.arch != "encoder-decoder":
+            return self.encoder_layers + self.decoder_layers
+        return self.encoder_layers if self.encoder_layers == self.decoder_layers else self.encoder_layers + (
+            self.decoder_layers
+        )
+
+
+FIELDS = tuple(field.name for field in fields(ModelConfig))
+SIZE_FIELDS = (
+    "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "layers", "encoder_layers", "decoder_layers", "vocab",
+    "src_vocab", "max_positions",
+)  # fmt: skip
+FLAG = {"hidden": "-d/--hidden", "heads": "-h/--heads", "layers": "-l/--layers", "vocab": "-V/--vocab"}
+"""How a message names a field where the flag has a short form."""
+
+
+def flag(field: str) -> str:
+    """The flag that states a field, as messages name it."""
+    return FLAG.get(field, "--" + field.replace("_", "-"))
+
+
+def complete(stated: Mapping[str, Any]) -> ModelConfig:
+    """The complete config from the fields that are stated; what is left out (or None) is derived.
+
+    Derived: ``kv_heads = heads``, ``head_dim = hidden / heads``, ``ffn_hidden = 4 hidden``, both stacks' layers from
+    ``layers``, ``attention_dropout = dropout``, and every kind of bias from ``bias``. Raises :class:`InputError` naming
+    the flag for a missing, zero, negative or non-dividing size.
+    """
+    given = {key: value for key, value in stated.items() if value is not None}
+    for field in SIZE_FIELDS:
+        if isinstance(value := given.get(field), int) and value < 1:
+            raise InputError(f"{flag(field)} must be at least 1, not {value}")
+    for field, allowed in CHOICES.items():
+        if field in given and given[field] not in allowed and not isinstance(given.get("model_type"), str):
+            raise InputError(f"{flag(field)} must be one of {', '.join(allowed)}, not {given[field]!r}")
+    arch = given.setdefault("arch", "decoder")
+    missing = [field for field in ("hidden", "heads") if field not in given]
+    layers = given.pop("layers", None)
+    for stack in ("encoder", "decoder"):
+        key = f"{stack}_layers"
+        if stack not in arch:
+            if key in given:
+                raise InputError(f"{flag(key)} does not apply to --arch {arch}")
+        elif key not in given:
+            if layers is None:
+                missing.append(key if arch == "encoder-decoder" else "layers")
+            else:
+                given[key] = layers
+    if missing:
+        raise InputError("missing " + ", ".join(flag(field) for field in missing))
+    if "src_vocab" in given and arch != "encoder-decoder":
+        raise InputError("--src-vocab needs --arch encoder-decoder")
+    if "src_vocab" in given and "vocab" not in given:
+        raise InputError("--src-vocab needs -V/--vocab, the target vocabulary")
+    hidden, heads = given["hidden"], given["heads"]
+    kv_heads = given.setdefault("kv_heads", heads)
+    div(heads, kv_heads, "-h/--heads", "--kv-heads")
+    if "head_dim" not in given:
+        given["head_dim"] = div(hidden, heads, "-d/--hidden", "-h/--heads")
+    given.setdefault("ffn_hidden", 4 * hidden)
+    bias = given.setdefault("bias", True)
+    for field in ("attention_bias", "attention_output_bias", "ffn_bias"):
+        given.setdefault(field, bias)
+    given.setdefault("norm_bias", bias and given.get("norm", "layernorm") == "layernorm")
+    if given.get("positions") == "learned" and "max_positions" not in given:
+        raise InputError("--positions learned needs --max-positions, the rows of the table")
+    dropout = given.setdefault("dropout", 0.1)
+    given.setdefault("attention_dropout", dropout)
+    for field in ("dropout", "attention_dropout", "ffn_dropout", "embedding_dropout"):
+        if not 0 <= given.get(field, 0) < 1:
+            raise InputError(f"{flag(field)} must be at least 0 and below 1, not {given[field]}")
+    unknown = given.keys() - set(FIELDS)
+    if unknown:
+        raise InputError(f"unknown model field {sorted(unknown)[0]!r}")
+    return ModelConfig(**given)

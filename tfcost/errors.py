@@ -1,0 +1,58 @@
+"""Every error that tfcost raises on purpose.
+
+::
+
+    TfcostError
+    ├── InputError          what the person gave cannot be used (exit status 2); also a ValueError
+    │   ├── ConfigError     a config.json, or a key in it
+    │   └── UnknownName     a name that is not in a table, with a "did you mean"
+    ├── OutputError         a report could not be written (exit status 2); also an OSError
+    ├── MissingExtra        an optional dependency is not installed (exit status 2); also an ImportError
+    └── GraphError          the op graph contradicts itself: a defect in a block, never in the input
+
+A message is one line that names the flag or key, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class TfcostError(Exception):
+    """The base: catch this to catch everything that tfcost raises on purpose."""
+
+
+class InputError(TfcostError, ValueError):
+    """What the person gave cannot be used."""
+
+
+class ConfigError(InputError):
+    """A ``config.json`` that cannot be read, or a key in it that cannot be used."""
+
+
+class UnknownName(InputError):
+    """A name that is not in a table; the message lists close matches.
+
+    ``what`` is the kind of thing ("model", "convention"), ``given`` the name, ``known`` the table's names.
+    """
+
+    def __init__(self, what: str, given: str, known: Iterable[str]) -> None:
+        from difflib import get_close_matches
+
+        names = sorted(known)
+        close = get_close_matches(given, names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
+        shown = given if len(given) <= 60 else given[:57] + "..."
+        super().__init__(f"unknown {what} {shown!r}; {hint}")
+
+
+class OutputError(TfcostError, OSError):
+    """A report could not be written."""
+
+
+class MissingExtra(TfcostError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class GraphError(TfcostError):
+    """The op graph contradicts itself; a defect in a block or family, never in the input."""

@@ -1,0 +1,282 @@
+"""The op graph: a program as operators over named axes, built on plain arithmetic.
+
+An axis size is a Python int or a symbolic expression; nothing here (nor in :mod:`tfcost.ops`, :mod:`tfcost.blocks` and
+:mod:`tfcost.families`) knows which. Built on ints the graph gives exact numbers; built on symbols, closed forms. The
+only operations are ``+``, ``-``, ``*``, powers with a fixed exponent, and the two functions below: :func:`div` and
+:func:`least`.
+
+A tensor, weights included, is counted once, where it is created. Work is counted in multiply-accumulates and in
+elements touched, never in FLOPs: the factor 2 lives in :mod:`tfcost.convention`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import singledispatch
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+from tfcost.errors import GraphError, InputError
+
+Size: TypeAlias = Any
+"""The size of an axis: an int, or an expression that has ``+ - * **`` (sympy's, in practice)."""
+
+
+def div(a: Size, b: Size, a_name: str, b_name: str) -> Size:
+    """``a / b``, exactly. On ints a remainder is an :class:`InputError` that names both axes."""
+    if isinstance(a, int) and isinstance(b, int):
+        quotient, rest = divmod(a, b)
+        if rest:
+            raise InputError(f"{a_name} {a} does not divide by {b_name} {b}")
+        return quotient
+    return operator.truediv(a, b)  # symbolic division is exact; the int / int case has returned above
+
+
+@singledispatch
+def least(a: Size, b: Size) -> Size:
+    """The smaller of two sizes (windows, capacities). :mod:`tfcost.symbols` registers the symbolic case."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a if a <= b else b
+    if isinstance(a, int):
+        return least(b, a)
+    raise GraphError(f"least() has no rule for {type(a).__name__}")
+
+
+class Work(NamedTuple):
+    """What an op does, before any convention prices it: multiply-accumulates, and elements touched one by one."""
+
+    macs: Size = 0
+    elements: Size = 0
+
+
+NO_WORK = Work()
+
+
+class Tensor:
+    """A tensor: created once, counted once, by identity.
+
+    ``axes`` are the axis letters of its einsum (``b n d``), ``shape`` their sizes, ``itemsize`` the bytes of an element,
+    ``copies`` how many such tensors the whole model has (one per repeated layer), ``grad`` whether backward computes
+    its gradient. ``role`` is empty for an activation; a parameter has ``"weight"``, ``"embedding"`` or ``"head"``.
+    ``first`` is set on the input of a repeated block: the tensor that is that input in the first repetition.
+    """
+
+    __slots__ = ("axes", "copies", "first", "grad", "itemsize", "path", "role", "shape")
+
+    def __init__(
+        self,
+        path: str,
+        axes: tuple[str, ...],
+        shape: tuple[Size, ...],
+        itemsize: Size,
+        copies: Size,
+        grad: bool = True,
+        role: str = "",
+        first: Tensor | None = None,
+    ) -> None:
+        self.path = path
+        self.axes = axes
+        self.shape = shape
+        self.itemsize = itemsize
+        self.copies = copies
+        self.grad = grad
+        self.role = role
+        self.first = first
+
+    @property
+    def numel(self) -> Size:
+        """Elements of one copy."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> Size:
+        """Bytes of one copy."""
+        return prod(self.shape) * self.itemsize
+
+    def __repr__(self) -> str:
+        axes = " ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True))
+        return f"Tensor({self.path}: {axes}, {self.itemsize} B, x{self.copies})"
+
+
+class Op:
+    """One operator: its work forward and backward, its parameters, and the tensors it keeps for backward.
+
+    ``copies`` is how often the model runs it. ``causal`` marks a product over a score square of which a causal model
+    needs half. ``recompute`` is work that a fused kernel's backward does again beyond the gradients.
+    """
+
+    __slots__ = (
+        "backward", "causal", "copies", "forward", "inputs", "kind", "output", "path", "recompute", "saves", "weights",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: str,
+        path: str,
+        inputs: tuple[Tensor, ...],
+        output: Tensor,
+        forward: Work,
+        backward: Work,
+        weights: tuple[Tensor, ...],
+        saves: tuple[Tensor, ...],
+        copies: Size,
+        causal: bool = False,
+        recompute: Work = NO_WORK,
+    ) -> None:
+        self.kind = kind
+        self.path = path
+        self.inputs = inputs
+        self.output = output
+        self.forward = forward
+        self.backward = backward
+        self.weights = weights
+        self.saves = saves
+        self.copies = copies
+        self.causal = causal
+        self.recompute = recompute
+
+    def __repr__(self) -> str:
+        return f"Op({self.kind} {self.path} x{self.copies})"
+
+
+class Repeat(NamedTuple):
+    """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``."""
+
+    path: str
+    times: Size
+    start: int
+    stop: int
+
+
+class Graph:
+    """Ops in the order in which they run, with the scopes and repetitions that they stand in.
+
+    ``itemsize`` is the bytes of an activation or weight element. Paths are unique: a second op of the same path
+    raises :class:`GraphError`, since a report could not tell the two apart.
+    """
+
+    def __init__(self, itemsize: Size = 2) -> None:
+        self.itemsize = itemsize
+        self.ops: list[Op] = []
+        self.repeats: list[Repeat] = []
+        self.copies: Size = 1
+        self.weight_copies: Size = 1
+        self._prefix = ""
+        self._paths: set[str] = set()
+
+    def path(self, name: str) -> str:
+        """The full path of ``name`` in the scope that is open."""
+        return self._prefix + name
+
+    def tensor(
+        self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], itemsize: Size = None, grad: bool = True
+    ) -> Tensor:
+        """An activation, created here. Its element has the graph's size unless ``itemsize`` says otherwise."""
+        size = self.itemsize if itemsize is None else itemsize
+        return Tensor(self._prefix + name, axes, shape, size, self.copies, grad)
+
+    def weight(self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], role: str = "weight") -> Tensor:
+        """A parameter, created here. Inside a repetition that shares its weights it has fewer copies than its op."""
+        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, True, role)
+
+    def add(
+        self,
+        kind: str,
+        name: str,
+        inputs: tuple[Tensor, ...],
+        output: Tensor,
+        forward: Work = NO_WORK,
+        backward: Work = NO_WORK,
+        weights: tuple[Tensor, ...] = (),
+        saves: tuple[Tensor, ...] = (),
+        causal: bool = False,
+        recompute: Work = NO_WORK,
+    ) -> Tensor:
+        """Append an op and return its output."""
+        path = self._prefix + name
+        if path in self._paths:
+            raise GraphError(f"two ops have the path {path!r}")
+        self._paths.add(path)
+        self.ops.append(
+            Op(kind, path, inputs, output, forward, backward, weights, saves, self.copies, causal, recompute)
+        )
+        return output
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Ops added inside have ``name/`` before their names."""
+        outer = self._prefix
+        self._prefix = f"{outer}{name}/"
+        try:
+            yield
+        finally:
+            self._prefix = outer
+
+    def repeat(
+        self,
+        name: str,
+        times: Size,
+        carry: Tensor,
+        body: Callable[[Tensor], Tensor],
+        weight_copies: Size | None = None,
+    ) -> Tensor:
+        """Run ``body`` ``times`` times, each on the output of the one before, and return the last output.
+
+        The body is built once. Its input is a fresh tensor of ``times`` copies (every layer's input is a tensor of its
+        own), and the last output another. Tensors from outside that the body reads keep their own count, so an encoder
+        output that all decoder layers read is counted once. With ``weight_copies`` the repetitions share weights:
+        that many distinct sets exist (ALBERT).
+        """
+        copies, weights = self.copies, self.weight_copies
+        start = len(self.ops)
+        with self.scope(name):
+            self.copies = copies * times
+            self.weight_copies = weights * (times if weight_copies is None else weight_copies)
+            entered = self.tensor("input", carry.axes, carry.shape, carry.itemsize, carry.grad)
+            entered.first = carry
+            left = body(entered)
+            self.copies, self.weight_copies = copies, weights
+            if left.shape != entered.shape:
+                raise GraphError(f"{self.path('')} enters with {entered.shape} and leaves with {left.shape}")
+            if any(kept is left for op in self.ops[start:] for kept in op.saves):
+                # It would be the next repetition's input under a second name, and be counted twice.
+                raise GraphError(f"{self.path('')} keeps its own output")
+            self.repeats.append(Repeat(self._prefix[:-1], times, start, len(self.ops)))
+            return self.tensor("output", left.axes, left.shape, left.itemsize, left.grad)
+
+
+def weights_of(ops: Iterable[Op]) -> list[Tensor]:
+    """The distinct parameters of some ops, in the order of their first use."""
+    seen: dict[int, Tensor] = {}
+    for op in ops:
+        for weight in op.weights:
+            seen.setdefault(id(weight), weight)
+    return list(seen.values())
+
+
+class Saved(NamedTuple):
+    """A tensor kept for backward: the op that keeps it first, the tensor, and how many of it there are."""
+
+    op: Op
+    tensor: Tensor
+    copies: Size
+
+
+def saved_tensors(graph: Graph) -> list[Saved]:
+    """The distinct tensors that a graph keeps for backward, each with the first op that keeps it.
+
+    The input of a repeated block's first repetition is the tensor before the block: where both are kept, one copy
+    of the two is left out.
+    """
+    seen: dict[int, Saved] = {}
+    for op in graph.ops:
+        for kept in op.saves:
+            if id(kept) not in seen:
+                seen[id(kept)] = Saved(op, kept, kept.copies)
+    for key, saved in seen.items():
+        first = saved.tensor.first
+        if first is not None and id(first) in seen:
+            seen[key] = saved._replace(copies=saved.copies - first.copies)
+    return list(seen.values())

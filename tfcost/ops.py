@@ -1,0 +1,196 @@
+"""Every operator, once: what it computes, what its backward computes, and what it keeps for it.
+
+A contraction is an einsum over named axes: one multiply-accumulate per point of its index space. The gradient of each
+operand is another contraction over the same space, and needs the *other* operand: so an operand is kept exactly when
+the other one has a gradient. Linear layers, QKᵀ and PV are all :func:`contract`.
+
+What is kept here is the document's accounting (matmul operands, activation inputs, softmax outputs, one-byte dropout
+masks, norm inputs; no statistics), after Korthikanti et al. 2022, arXiv:2205.05198, section 4.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+from tfcost.errors import GraphError
+from tfcost.graph import NO_WORK, Graph, Size, Tensor, Work
+
+MASK_BYTES = 1
+"""A dropout mask is a bool tensor: one byte per element (torch.native_dropout; Korthikanti et al. 2022, section 4.1)."""
+
+FP32_BYTES = 4
+
+
+@cache
+def _axes(spec: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """``"b n d, d f -> b n f"`` as the axes of the two operands and of the output."""
+    left, arrow, right = spec.partition("->")
+    first, comma, second = left.partition(",")
+    parts = tuple(first.split()), tuple(second.split()), tuple(right.split())
+    if not (arrow and comma and all(parts)) or not set(parts[2]) <= {*parts[0], *parts[1]}:
+        raise GraphError(f"not a contraction of two operands: {spec!r}")
+    return parts
+
+
+def contract(
+    g: Graph,
+    name: str,
+    spec: str,
+    a: Tensor,
+    b: Tensor,
+    *,
+    kind: str = "matmul",
+    bias: Tensor | None = None,
+    keep: bool = True,
+    causal: bool = False,
+    limit: dict[str, Size] | None = None,
+) -> Tensor:
+    """An einsum of two operands, ``contract(g, "up", "b n d, d f -> b n f", x, w)``, with an optional bias.
+
+    MACs forward: the product of all axis sizes; backward: as many again for each operand that has a gradient. Keeps
+    each operand whose partner has a gradient (``keep=False``: a fused kernel, which keeps nothing here). ``limit`` is
+    the size of an axis where less than the whole of it is visited (a window). The axes bind by position, so the spec
+    may rename an axis; sizes that disagree raise :class:`GraphError` with the spec and both shapes.
+    """
+    a_axes, b_axes, out_axes = _axes(spec)
+    if len(a_axes) != len(a.shape) or len(b_axes) != len(b.shape):
+        raise GraphError(f"{g.path(name)}: {spec!r} does not fit shapes {a.shape} and {b.shape}")
+    sizes = dict(zip(a_axes, a.shape, strict=True))
+    for axis, size in zip(b_axes, b.shape, strict=True):
+        if sizes.setdefault(axis, size) != size:
+            raise GraphError(f"{g.path(name)}: {spec!r} has two sizes for {axis}, in {a.shape} and {b.shape}")
+    out = g.tensor(name, out_axes, tuple([sizes[axis] for axis in out_axes]), grad=a.grad or b.grad)
+    if limit:
+        sizes |= limit
+    macs = prod(sizes.values())
+    gradients = a.grad + b.grad
+    saves: tuple[Tensor, ...] = ()
+    if keep:
+        if b.grad and not a.role:
+            saves = (a,)
+        if a.grad and not b.role:
+            saves += (b,)
+    weights = tuple([t for t in (a, b, bias) if t is not None and t.role])
+    elements = 0 if bias is None else out.numel  # one addition per output element
+    forward, backward = Work(macs, elements), Work(gradients * macs, elements)
+    return g.add(kind, name, (a, b), out, forward, backward, weights, saves, causal)
+
+
+def linear(
+    g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...], bias: bool = True, role: str = "weight"
+) -> Tensor:
+    """A contraction with a weight of this shape that is created here, and a bias over its output axes.
+
+    The document's ``Nd(d-1)`` additions hold without a bias only for ``d - 1`` per output; with one it is ``d``
+    multiplications and ``d`` additions, 2Nd² for a square weight.
+    """
+    x_axes, w_axes, out_axes = _axes(spec)
+    with g.scope(name):
+        weight = g.weight("weight", w_axes, shape, role)
+        if bias:
+            sizes = dict(zip(w_axes, shape, strict=True))
+            axes = tuple([axis for axis in out_axes if axis not in x_axes])
+            offset = g.weight("bias", axes, tuple([sizes[axis] for axis in axes]), role)
+    return contract(g, name, spec, x, weight, kind="linear", bias=offset if bias else None)
+
+
+def embedding(g: Graph, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], table: Tensor) -> Tensor:
+    """Rows of a table, looked up by integer ids: no multiplications; keeps only the ids, which are not counted."""
+    out = g.tensor(name, axes, shape, grad=table.grad)
+    return g.add("embedding", name, (), out, weights=(table,))
+
+
+def _pointwise(
+    g: Graph,
+    kind: str,
+    name: str,
+    x: Tensor,
+    inputs: tuple[Tensor, ...],
+    saves: tuple[Tensor, ...] = (),
+    weights: tuple[Tensor, ...] = (),
+) -> Tensor:
+    out = g.tensor(name, x.axes, x.shape, grad=any([t.grad for t in inputs]))
+    work = Work(0, out.numel)
+    return g.add(kind, name, inputs, out, work, work if out.grad else NO_WORK, weights, saves)
+
+
+def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int = 1, affine: bool = True) -> Tensor:
+    """LayerNorm or RMSNorm over the last ``axes`` axes, with a scale and (LayerNorm) a bias per element of them.
+
+    ``kind`` is ``"layernorm"`` or ``"rmsnorm"``; keeps its input. ``"scale_shift"`` is MobileBERT's NoNorm, a
+    per-element scale and bias without statistics.
+    """
+    with g.scope(name):
+        shape = x.axes[-axes:], x.shape[-axes:]
+        weights = (g.weight("weight", *shape),) if affine else ()
+        if bias and affine:
+            weights += (g.weight("bias", *shape),)
+    return _pointwise(g, kind, name, x, (x,), (x,), weights)
+
+
+def softmax(g: Graph, name: str, x: Tensor, keep: bool = True) -> Tensor:
+    """Softmax over the last axis; its gradient needs its *output*, which it keeps."""
+    out = g.tensor(name, x.axes, x.shape, grad=x.grad)
+    work = Work(0, out.numel)
+    return g.add("softmax", name, (x,), out, work, work, (), (out,) if keep else ())
+
+
+def dropout(g: Graph, name: str, x: Tensor, p: float, keep: bool = True) -> Tensor:
+    """Dropout with probability ``p``: keeps its mask, one byte per element. With ``p == 0`` there is no op at all."""
+    if p == 0:
+        return x
+    with g.scope(name):
+        mask = g.tensor("mask", x.axes, x.shape, MASK_BYTES, grad=False)
+    return _pointwise(g, "dropout", name, x, (x,), (mask,) if keep else ())
+
+
+def activation(g: Graph, name: str, x: Tensor, kind: str) -> Tensor:
+    """GELU, ReLU, SiLU ...: keeps its input, whatever the function (PyTorch's ReLU keeps its output instead)."""
+    return _pointwise(g, kind, name, x, (x,), (x,))
+
+
+def add(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
+    """``a + b`` (b may broadcast): the gradient of a sum needs neither, so nothing is kept."""
+    return _pointwise(g, "add", name, a, (a, b))
+
+
+def multiply(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
+    """``a * b`` element by element: each gradient needs the other factor, so both are kept."""
+    return _pointwise(g, "multiply", name, a, (a, b), (a, b))
+
+
+def rotary(g: Graph, name: str, x: Tensor) -> Tensor:
+    """Rotates pairs of a head's coordinates by angles that depend on the position (Su et al. 2021, arXiv:2104.09864).
+
+    Linear in ``x``: its gradient needs the angles only, which all layers share and which are no activation.
+    """
+    return _pointwise(g, "rotary", name, x, (x,))
+
+
+def gather_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
+    """The first ``tokens`` tokens of each sequence (a pooler reads one). Keeps nothing: a view."""
+    out = g.tensor(name, x.axes, (x.shape[0], tokens, *x.shape[2:]), grad=x.grad)
+    return g.add("select", name, (x,), out)
+
+
+def fused_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scores: Work) -> Tensor:
+    """What a flash kernel keeps: Q, K, V, its output, and one fp32 log-sum-exp per query and head.
+
+    Dao et al. 2022, arXiv:2205.14135: backward recomputes the scores from Q and K, ``scores`` MACs, which is neither
+    model nor (by the field's usage) hardware FLOPs; so that work is reported in a row of its own. The dropout mask is
+    drawn again from the same random state rather than kept.
+    """
+    with g.scope(name):
+        axes = tuple([axis for axis in q.axes if axis != q.axes[-1]])
+        lse = g.tensor("log_sum_exp", axes, q.shape[:-1], FP32_BYTES, grad=False)
+    return g.add("fused_attention", name, (q, k, v), out, saves=(q, k, v, out, lse), recompute=scores)
+
+
+def cross_entropy(g: Graph, name: str, logits: Tensor) -> Tensor:
+    """Cross-entropy of logits: the logits stay alive, and softmax over V is computed and kept in fp32."""
+    with g.scope(name):
+        copy = g.tensor("fp32_log_probabilities", logits.axes, logits.shape, FP32_BYTES, grad=True)
+        out = g.tensor("value", logits.axes[:-1], logits.shape[:-1], FP32_BYTES)
+    work = Work(0, logits.numel)
+    return g.add("cross_entropy", name, (logits,), out, work, work, (), (logits, copy))
