@@ -76,6 +76,8 @@ class ModelConfig:
     classifier_tokens: str = "all"
     # A decoder-only model that can also attend to an encoder (GPT-2's add_cross_attention).
     cross_attention: bool = False
+    # Where it came from: the model_type of a config.json, or "" for the document's model described by flags.
+    model_type: str = ""
 
     @property
     def layers(self) -> Size:
@@ -101,6 +103,21 @@ def flag(field: str) -> str:
     return FLAG.get(field, "--" + field.replace("_", "-"))
 
 
+def check(stated: Mapping[str, Any]) -> None:
+    """Raise :class:`InputError` unless every field that a person states, by flag or keyword, has an allowed value."""
+    for field, value in stated.items():
+        if value is None:
+            continue
+        if field not in FIELDS and field != "layers":
+            raise InputError(f"unknown model field {field!r}")
+        if field in SIZE_FIELDS and isinstance(value, (int, float)) and (value < 1 or not isinstance(value, int)):
+            raise InputError(f"{flag(field)} must be a whole number of at least 1, not {value}")
+        if field in CHOICES and value not in CHOICES[field]:
+            raise InputError(f"{flag(field)} must be one of {', '.join(CHOICES[field])}, not {value!r}")
+        if field.endswith("dropout") and not 0 <= value < 1:
+            raise InputError(f"{flag(field)} must be at least 0 and below 1, not {value}")
+
+
 def complete(stated: Mapping[str, Any]) -> ModelConfig:
     """The complete config from the fields that are stated; what is left out (or None) is derived.
 
@@ -109,12 +126,6 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     the flag for a missing, zero, negative or non-dividing size.
     """
     given = {key: value for key, value in stated.items() if value is not None}
-    for field in SIZE_FIELDS:
-        if isinstance(value := given.get(field), int) and value < 1:
-            raise InputError(f"{flag(field)} must be at least 1, not {value}")
-    for field, allowed in CHOICES.items():
-        if field in given and given[field] not in allowed and not isinstance(given.get("model_type"), str):
-            raise InputError(f"{flag(field)} must be one of {', '.join(allowed)}, not {given[field]!r}")
     arch = given.setdefault("arch", "decoder")
     missing = [field for field in ("hidden", "heads") if field not in given]
     layers = given.pop("layers", None)
@@ -148,10 +159,4 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
         raise InputError("--positions learned needs --max-positions, the rows of the table")
     dropout = given.setdefault("dropout", 0.1)
     given.setdefault("attention_dropout", dropout)
-    for field in ("dropout", "attention_dropout", "ffn_dropout", "embedding_dropout"):
-        if not 0 <= given.get(field, 0) < 1:
-            raise InputError(f"{flag(field)} must be at least 0 and below 1, not {given[field]}")
-    unknown = given.keys() - set(FIELDS)
-    if unknown:
-        raise InputError(f"unknown model field {sorted(unknown)[0]!r}")
     return ModelConfig(**given)
