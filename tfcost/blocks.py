@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tfcost import ops
 from tfcost.config import ModelConfig
-from tfcost.graph import Graph, Size, Tensor, Work, div, least
+from tfcost.graph import Graph, Size, Tensor, Work, div
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def _attend(
     ``least(m, window)`` keys per query.
     """
     eager = run.attention != "flash"
-    limit = {"m": least(key.shape[1], window)} if window is not None and not eager else None
+    visited = ("m", window) if window is not None and not eager else None
     scores = ops.contract(
-        g, "scores", "b n h g k, b m h k -> b h g n m", query, key, kind="scores", keep=eager, causal=causal, limit=limit
+        g, "scores", "b n h g k, b m h k -> b h g n m", query, key, kind="scores", keep=eager, causal=causal, window=visited
     )
     macs = g.ops[-1].forward.macs
     if position_bias is not None:
@@ -90,7 +90,7 @@ def _attend(
     weights = ops.dropout(g, "dropout", weights, cfg.attention_dropout, keep=eager)
     out = ops.contract(
         g, "weighted_sum", "b h g n m, b m h k -> b n h g k", weights, value, kind="weighted_sum", keep=eager,
-        causal=causal, limit=limit,
+        causal=causal, window=visited,
     )  # fmt: skip
     return out if eager else ops.fused_attention(g, "flash", query, key, value, out, Work(macs))
 

@@ -103,8 +103,9 @@ class Tensor:
 class Op:
     """One operator: its work forward and backward, its parameters, and the tensors it keeps for backward.
 
-    ``copies`` is how often the model runs it. ``causal`` marks a product over a score square of which a causal model
-    needs half. ``recompute`` is work that a fused kernel's backward does again beyond the gradients.
+    ``copies`` is how often the model runs it. ``causal`` is None, or, for a product over the score square of a causal
+    model, the index points of which it needs exactly half. ``recompute`` is work that a fused kernel's backward does
+    again beyond the gradients.
     """
 
     __slots__ = (
@@ -122,7 +123,7 @@ class Op:
         weights: tuple[Tensor, ...],
         saves: tuple[Tensor, ...],
         copies: Size,
-        causal: bool = False,
+        causal: Size | None = None,
         recompute: Work = NO_WORK,
     ) -> None:
         self.kind = kind
@@ -191,7 +192,7 @@ class Graph:
         backward: Work = NO_WORK,
         weights: tuple[Tensor, ...] = (),
         saves: tuple[Tensor, ...] = (),
-        causal: bool = False,
+        causal: Size | None = None,
         recompute: Work = NO_WORK,
     ) -> Tensor:
         """Append an op and return its output."""

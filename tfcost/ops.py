@@ -14,7 +14,7 @@ from functools import cache
 from math import prod
 
 from tfcost.errors import GraphError
-from tfcost.graph import NO_WORK, Graph, Size, Tensor, Work
+from tfcost.graph import NO_WORK, Graph, Size, Tensor, Work, least
 
 MASK_BYTES = 1
 """A dropout mask is a bool tensor: one byte per element (torch.native_dropout; Korthikanti et al. 2022, section 4.1)."""
@@ -44,14 +44,16 @@ def contract(
     bias: Tensor | None = None,
     keep: bool = True,
     causal: bool = False,
-    limit: dict[str, Size] | None = None,
+    window: tuple[str, Size] | None = None,
 ) -> Tensor:
     """An einsum of two operands, ``contract(g, "up", "b n d, d f -> b n f", x, w)``, with an optional bias.
 
     MACs forward: the product of all axis sizes; backward: as many again for each operand that has a gradient. Keeps
-    each operand whose partner has a gradient (``keep=False``: a fused kernel, which keeps nothing here). ``limit`` is
-    the size of an axis where less than the whole of it is visited (a window). The axes bind by position, so the spec
-    may rename an axis; sizes that disagree raise :class:`GraphError` with the spec and both shapes.
+    each operand whose partner has a gradient (``keep=False``: a fused kernel, which keeps nothing here). ``window``
+    names an axis and how much of it a fused kernel visits per point of the others; ``causal`` that half of the square
+    is masked: half of it is N²/2 products, or N·w where a window of w < N/2 is less than that. The axes bind by
+    position, so the spec may rename an axis; sizes that disagree raise :class:`GraphError` with the spec and both
+    shapes.
     """
     a_axes, b_axes, out_axes = _axes(spec)
     if len(a_axes) != len(a.shape) or len(b_axes) != len(b.shape):
@@ -61,9 +63,16 @@ def contract(
         if sizes.setdefault(axis, size) != size:
             raise GraphError(f"{g.path(name)}: {spec!r} has two sizes for {axis}, in {a.shape} and {b.shape}")
     out = g.tensor(name, out_axes, tuple([sizes[axis] for axis in out_axes]), grad=a.grad or b.grad)
-    if limit:
-        sizes |= limit
-    macs = prod(sizes.values())
+    square = None
+    if window is None:
+        macs = prod(sizes.values())
+        square = macs if causal else None
+    else:
+        axis, visited = window
+        whole = sizes.pop(axis)
+        others = prod(sizes.values())
+        macs = others * least(whole, visited)
+        square = others * least(whole, 2 * visited) if causal else None
     gradients = a.grad + b.grad
     saves: tuple[Tensor, ...] = ()
     if keep:
@@ -74,7 +83,7 @@ def contract(
     weights = tuple([t for t in (a, b, bias) if t is not None and t.role])
     elements = 0 if bias is None else out.numel  # one addition per output element
     forward, backward = Work(macs, elements), Work(gradients * macs, elements)
-    return g.add(kind, name, (a, b), out, forward, backward, weights, saves, causal)
+    return g.add(kind, name, (a, b), out, forward, backward, weights, saves, square)
 
 
 def linear(
