@@ -65,6 +65,7 @@ def relative_bias(g: Graph, cfg: ModelConfig, length: Size) -> Tensor:
 
 def head(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor | None) -> None:
     """The language-model head and its loss, a pooler, a classifier: whatever the model ends in."""
+    g.head_start = len(g.ops)
     d = cfg.hidden
     if cfg.pooler:
         with g.scope("pooler"):

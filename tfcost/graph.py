@@ -154,7 +154,8 @@ class Repeat(NamedTuple):
 class Graph:
     """Ops in the order in which they run, with the scopes and repetitions that they stand in.
 
-    ``itemsize`` is the bytes of an activation or weight element. Paths are unique: a second op of the same path
+    ``itemsize`` is the bytes of an activation or weight element; ``head_start`` where the ops of head and loss begin.
+    Paths are unique: a second op of the same path
     raises :class:`GraphError`, since a report could not tell the two apart.
     """
 
@@ -162,6 +163,7 @@ class Graph:
         self.itemsize = itemsize
         self.ops: list[Op] = []
         self.repeats: list[Repeat] = []
+        self.head_start: int | None = None
         self.copies: Size = 1
         self.weight_copies: Size = 1
         self._prefix = ""

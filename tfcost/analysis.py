@@ -1,0 +1,382 @@
+"""The folds: from one graph to FLOPs, parameters and bytes, and from those to a :class:`~tfcost.report.Report`.
+
+:class:`Analysis` works on ints and on symbols alike; :func:`analyze` is the way in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from tfcost.blocks import Run
+from tfcost.config import ModelConfig
+from tfcost.convention import DOCUMENT, Convention, Facts, Line, OpConvention, convention
+from tfcost.errors import InputError
+from tfcost.families import build
+from tfcost.graph import Graph, Saved, Size, Tensor, saved_tensors, weights_of
+from tfcost.models import DOCUMENT_MODEL, Model, load
+from tfcost.report import Report
+
+ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
+"""Bytes of an activation or weight element per ``--dtype``."""
+
+ATTENTION = ("eager", "flash", "math")
+IMPLEMENTATIONS = ("document",)
+BY = ("total", "component", "op", "layer")
+MAX_LAYER_ROWS = 10_000
+DEFAULT_SEQ_LEN = 2048
+
+FLOPS_TOTALS = (
+    "parameters", "forward_flops", "forward_macs", "backward_flops", "train_flops", "recompute_flops", "hardware_flops",
+    "forward_flops_causal", "attention_flops", "flops_per_token", "train_flops_per_token",
+)  # fmt: skip
+PARAMS_TOTALS = (
+    "parameters", "active_parameters", "active_non_input_embedding_parameters", "embedding_parameters",
+    "head_parameters", "non_embedding_parameters", "trainable_parameters",
+)  # fmt: skip
+MEMORY_TOTALS = (
+    "activation_bytes", "activation_bytes_per_layer", "logits_bytes", "weight_bytes", "end_of_forward_bytes",
+)  # fmt: skip
+TOTALS = {"flops": FLOPS_TOTALS, "params": PARAMS_TOTALS, "memory": MEMORY_TOTALS}
+"""The keys of ``totals`` for each command, in the order in which they are printed."""
+
+PER_TOKEN = ("flops_per_token", "train_flops_per_token")
+"""Ratios, per target token; the only totals that are floats."""
+
+
+class Item(NamedTuple):
+    """Something at a path that the model has ``copies`` times, with its figures for one of them."""
+
+    path: str
+    copies: Size
+    figures: dict[str, Size]
+    note: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a graph is priced: bytes of an element, the convention, and whether causal squares count by half."""
+
+    itemsize: int = 2
+    convention: Convention = DOCUMENT
+    causal: str = "full"
+
+
+class Analysis:
+    """Every figure of one model in one pass, from one graph; sizes are ints, or symbols for closed forms."""
+
+    def __init__(self, cfg: ModelConfig, run: Run, options: Options) -> None:
+        self.cfg = cfg
+        self.run = run
+        self.options = options
+        self.graph: Graph = build(cfg, run, options.itemsize)
+
+    @cached_property
+    def weights(self) -> list[Tensor]:
+        """The distinct parameters."""
+        return weights_of(self.graph.ops)
+
+    @cached_property
+    def saved(self) -> list[Saved]:
+        """The distinct tensors kept for backward."""
+        return saved_tensors(self.graph)
+
+    @cached_property
+    def parameters(self) -> dict[str, Size]:
+        """Parameter counts. ``parameters = embedding + head + non_embedding``; a tied table is an embedding, once.
+
+        ``active_non_input_embedding`` leaves out the tables that are only looked up: a tied one is also multiplied by,
+        so it stays in.
+        """
+        multiplied = {id(w) for op in self.graph.ops if op.kind != "embedding" for w in op.weights}
+        total: Size = 0
+        embedding: Size = 0
+        looked_up: Size = 0
+        head: Size = 0
+        for weight in self.weights:
+            count = weight.numel * weight.copies
+            total += count
+            if weight.role == "embedding":
+                embedding += count
+                if id(weight) not in multiplied:
+                    looked_up += count
+            elif weight.role == "head":
+                head += count
+        return {
+            "parameters": total,
+            "active_parameters": total,
+            "active_non_input_embedding_parameters": total - looked_up,
+            "embedding_parameters": embedding,
+            "head_parameters": head,
+            "non_embedding_parameters": total - embedding - head,
+            "trainable_parameters": total,
+        }
+
+    def lines(self, convention: Convention, half: bool) -> list[Line]:
+        """The work of a pass priced by a convention, with causal squares by half or in full."""
+        if half and isinstance(convention, OpConvention):
+            convention = replace(convention, causal_half=True)
+        return convention.lines(self.graph, Facts(self.cfg, self.run, self.parameters))
+
+    @cached_property
+    def flops(self) -> dict[str, Size]:
+        """FLOPs of a pass by the convention; ``backward`` is two products per matmul whose operands both need one."""
+        half = self.options.causal == "half"
+        forward: Size = 0
+        backward: Size = 0
+        recompute: Size = 0
+        attention: Size = 0
+        for line in self.lines(self.options.convention, half):
+            forward += line.copies * line.forward
+            backward += line.copies * line.backward
+            recompute += line.copies * line.recompute
+            if line.attention:
+                attention += line.copies * line.forward
+        causal: Size = sum([line.copies * line.forward for line in self.lines(DOCUMENT, True)])
+        return {
+            "parameters": self.parameters["parameters"],
+            "forward_flops": forward,
+            "backward_flops": backward,
+            "train_flops": forward + backward,
+            "recompute_flops": recompute,
+            "hardware_flops": forward + backward + recompute,
+            "forward_flops_causal": causal,
+            "attention_flops": attention,
+        }
+
+    @cached_property
+    def memory(self) -> dict[str, Size]:
+        """Bytes at the end of a forward pass: kept by the layers, kept by head and loss, and the weights."""
+        layers, head = self.split_saved()
+        activations: Size = sum([saved.copies * saved.tensor.bytes for saved in layers])
+        logits: Size = sum([saved.copies * saved.tensor.bytes for saved in head])
+        weights = self.parameters["parameters"] * self.options.itemsize
+        return {
+            "activation_bytes": activations,
+            "activation_bytes_per_layer": self.bytes_per_layer(layers),
+            "logits_bytes": logits,
+            "weight_bytes": weights,
+            "end_of_forward_bytes": activations + logits + weights,
+        }
+
+    def split_saved(self) -> tuple[list[Saved], list[Saved]]:
+        """The saved tensors that the model keeps first, and those that only head and loss keep."""
+        stop = len(self.graph.ops) if self.graph.head_start is None else self.graph.head_start
+        in_head = {id(op) for op in self.graph.ops[stop:]}
+        layers = [saved for saved in self.saved if id(saved.op) not in in_head]
+        return layers, [saved for saved in self.saved if id(saved.op) in in_head]
+
+    def bytes_per_layer(self, saved: list[Saved]) -> Size | None:
+        """What one layer keeps, where all layers keep the same; None where they differ."""
+        sums: list[Size] = []
+        for repeat in self.graph.repeats:
+            prefix = repeat.path + "/"
+            sums.append(sum([each.tensor.bytes for each in saved if each.tensor.path.startswith(prefix)]))
+        return sums[0] if sums and all(each == sums[0] for each in sums) else None
+
+    def totals(self, commands: Iterable[str] = ("flops", "params", "memory")) -> dict[str, Any]:
+        """The totals of some commands, as numbers; a symbolic analysis has no per-token ratios."""
+        figures: dict[str, Any] = {}
+        for command in commands:
+            figures |= {"flops": self._flops_totals, "params": self._params_totals, "memory": self._memory_totals}[command]()
+        return {key: figures[key] for command in commands for key in TOTALS[command]}
+
+    def _params_totals(self) -> dict[str, Any]:
+        return self.parameters
+
+    def _memory_totals(self) -> dict[str, Any]:
+        return self.memory
+
+    def _flops_totals(self) -> dict[str, Any]:
+        figures = dict(self.flops)
+        tokens = self.run.batch * self.run.seq_len
+        forward = figures["forward_flops"]
+        # Half of an odd number of FLOPs (an odd half square) has no whole number of MACs: said as null, not rounded.
+        figures["forward_macs"] = forward >> 1 if forward % 2 == 0 else None
+        if self.options.convention.name == "fvcore":
+            figures["forward_macs"] = forward
+        figures["flops_per_token"] = forward / tokens
+        figures["train_flops_per_token"] = figures["train_flops"] / tokens
+        return figures
+
+    def items(self, command: str) -> list[Item]:
+        """What the rows of a command sum: priced ops, parameters, or tensors at the end of a forward pass."""
+        if command == "params":
+            return [Item(w.path, w.copies, {"parameters": w.numel}, {"shape": list(w.shape)}) for w in self.weights]
+        if command == "flops":
+            lines = self.lines(self.options.convention, self.options.causal == "half")
+            return [
+                Item(line.path, line.copies, {"macs": line.macs, "flops": line.forward}, {})
+                for line in lines
+                if not (isinstance(line.forward, int) and line.forward == 0)
+            ]
+        layers, head = self.split_saved()
+        kept = [
+            Item(
+                f"{saved.op.path}/{saved.tensor.path.rpartition('/')[2]}",
+                saved.copies,
+                {"bytes": saved.tensor.bytes},
+                {"tensor": saved.tensor.path, "shape": list(saved.tensor.shape), "itemsize": saved.tensor.itemsize},
+            )
+            for saved in (*layers, *head)
+        ]
+        weights = {"bytes": self.parameters["parameters"] * self.options.itemsize}
+        return [*kept, Item("weights", 1, weights, {})]
+
+    def component(self, path: str) -> str:
+        """The block that a path belongs to: one step below the repetition or the stack that it stands in."""
+        prefix = max((r.path for r in self.graph.repeats if path.startswith(r.path + "/")), key=len, default="")
+        if not prefix:
+            prefix = next((stack for stack in ("encoder", "decoder") if path.startswith(stack + "/")), "")
+        rest = path[len(prefix) + 1 :] if prefix else path
+        step = rest.partition("/")[0]
+        return f"{prefix}/{step}" if prefix else step
+
+    def rows(self, command: str, by: str) -> list[dict[str, Any]]:
+        """The rows of a report: items grouped by total, component, op or layer. They sum to the command's total."""
+        items = self.items(command)
+        if by == "op":
+            return [_row(item.path, [item], item.note) for item in items]
+        if by == "layer":
+            return self._layer_rows(items)
+        key: Callable[[str], str] = self.component if by == "component" else (lambda _: "total")
+        groups: dict[str, list[Item]] = {}
+        for item in items:
+            groups.setdefault(key(item.path), []).append(item)
+        return [_row(name, group, {}) for name, group in groups.items()]
+
+    def _layer_rows(self, items: list[Item]) -> list[dict[str, Any]]:
+        repeats = self.graph.repeats
+        if (count := sum(r.times for r in repeats)) > MAX_LAYER_ROWS:
+            raise InputError(f"--by layer would print {count:,} rows; at most {MAX_LAYER_ROWS:,}: use --by component")
+        rows: list[dict[str, Any]] = []
+        done: set[str] = set()
+        for item in items:
+            repeat = next((r for r in repeats if item.path.startswith(r.path + "/")), None)
+            name = repeat.path if repeat else self.component(item.path)
+            if name in done:
+                continue
+            done.add(name)
+            if repeat is None:
+                rows.append(_row(name, [i for i in items if self.component(i.path) == name], {}))
+                continue
+            inside = [item for item in items if item.path.startswith(repeat.path + "/")]
+            # What all layers share is created once: it stands in a row of its own, not in the first layer's.
+            whole = [each for each in inside if each.copies == repeat.times]
+            rows += [_row(f"{repeat.path}/{index}", [i._replace(copies=1) for i in whole], {}) for index in range(repeat.times)]
+            if rest := [item for item in inside if item.copies != repeat.times]:
+                rows.append(_row(f"{repeat.path}/shared", rest, {}))
+        return rows
+
+
+def _row(path: str, items: list[Item], note: Mapping[str, Any]) -> dict[str, Any]:
+    """One row: figures of one copy (``..._each``) and of all, where the items have one count; else counted as one."""
+    count = items[0].copies
+    same = all(item.copies == count for item in items)
+    row: dict[str, Any] = {"path": path, "count": count if same else 1}
+    names = list(items[0].figures)
+    for name in names:
+        row[f"{name}_each"] = sum([(1 if same else item.copies) * item.figures[name] for item in items])
+    row[names[-1]] = row["count"] * row[f"{names[-1]}_each"]
+    return row | dict(note)
+
+
+def _inputs(cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src_len: int | None) -> Run:
+    """The pass: lengths checked, and defaults derived from the model's own maximum."""
+    longest = cfg.max_positions
+    if seq_len is None:
+        seq_len = DEFAULT_SEQ_LEN if longest is None or not model.from_config else min(DEFAULT_SEQ_LEN, longest)
+    for name, value in (("-b/--batch", batch), ("-N/--seq-len", seq_len), ("--src-len", src_len)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InputError(f"{name} must be a whole number of at least 1, not {value}")
+    if cfg.arch == "encoder-decoder":
+        src_len = seq_len if src_len is None else src_len
+    elif src_len is not None and not cfg.cross_attention:
+        raise InputError(f"--src-len needs an encoder and a decoder; this model is --arch {cfg.arch}")
+    return Run(batch, seq_len, src_len)
+
+
+def _choice(name: str, value: str, allowed: Iterable[str]) -> str:
+    if value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+def analyze(
+    model: str | os.PathLike[str] | Model | None = None,
+    *,
+    batch: int = 1,
+    seq_len: int | None = None,
+    src_len: int | None = None,
+    attention: str | None = None,
+    causal: str = "full",
+    dtype: str = "bf16",
+    convention: str = "document",
+    implementation: str = "document",
+    command: str | None = None,
+    by: str = "component",
+    formula: bool = False,
+    **fields: Any,
+) -> Report:
+    """FLOPs, parameters and memory of a model in one pass.
+
+    ``model`` is a preset's name, a path to a ``config.json``, a :class:`~tfcost.models.Model`, or None for the model
+    that ``fields`` describe (``hidden=``, ``heads=``, ``layers=``, ``vocab=`` ...); with a model they are a what-if.
+    ``batch`` b and ``seq_len`` N are sequences and tokens per sequence, ``src_len`` an encoder-decoder's source tokens.
+
+    The report's ``totals`` are those of ``command`` ("flops", "params", "memory"), or of all three; its ``rows`` are
+    grouped ``by`` total, component, op or layer. With ``formula`` each carries its closed form. FLOPs and bytes are
+    exact ints. Raises :class:`~tfcost.errors.InputError` with one line for anything that cannot be used.
+    """
+    source = DOCUMENT_MODEL if model is None else model if isinstance(model, Model) else load(model)
+    cfg = source.config(**fields)
+    if attention is None:
+        attention = "flash" if source.from_config else "eager"
+    run = replace(
+        _inputs(cfg, source, batch, seq_len, src_len), attention=_choice("--attention", attention, ATTENTION)
+    )
+    _choice("--by", by, BY)
+    _choice("--implementation", implementation, IMPLEMENTATIONS)
+    options = Options(
+        ITEMSIZE[_choice("--dtype", dtype, ITEMSIZE)],
+        _convention(convention),
+        _choice("--causal", causal, ("full", "half")),
+    )
+    analysis = Analysis(cfg, run, options)
+    warnings = _warnings(cfg, source, run)
+    inputs: dict[str, Any] = {"batch": run.batch, "seq_len": run.seq_len}
+    if run.src_len is not None:
+        inputs["src_len"] = run.src_len
+    assumptions = {
+        "convention": convention, "implementation": implementation, "attention": attention, "dtype": dtype,
+        "causal": causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
+        "ignored_keys": list(source.ignored_keys),
+    }  # fmt: skip
+    if cfg.vocab is None:
+        assumptions["vocabulary"] = "none given: no embedding, no logits"
+    commands = (command,) if command else ("flops", "params", "memory")
+    totals = analysis.totals(commands)
+    if command in (None, "flops") and attention == "flash":
+        totals["flash_recompute_flops"] = sum(op.copies * 2 * op.recompute.macs for op in analysis.graph.ops)
+    return Report(
+        command or "analyze", {"name": source.name or None} | asdict(cfg), inputs, assumptions, totals,
+        lambda: analysis.rows(command or "flops", by), (cfg, run, options, command or "flops", by) if formula else None, warnings,
+    )  # fmt: skip
+
+
+def _convention(name: str) -> Convention:
+    return convention(name)
+
+
+def _warnings(cfg: ModelConfig, model: Model, run: Run) -> list[str]:
+    warnings = []
+    if model.ignored_keys:
+        warnings.append("keys that tfcost does not know, left out: " + ", ".join(model.ignored_keys))
+    if cfg.positions == "learned" and cfg.max_positions is not None:
+        for name, length in (("-N/--seq-len", run.seq_len), ("--src-len", run.src_len)):
+            if length is not None and length > cfg.max_positions:
+                warnings.append(f"{name} {length:,} is beyond the model's {cfg.max_positions:,} learned positions")
+    return warnings

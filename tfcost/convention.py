@@ -1,0 +1,300 @@
+"""How work becomes FLOPs: the named conventions, the only place where a MAC is worth two FLOPs.
+
+Two kinds. An :class:`OpConvention` prices the ops of a graph one by one; a :class:`FormulaConvention` is a published
+formula over parameters, layers and lengths. Both yield :class:`Line` s, so every report reads them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tfcost.blocks import Run
+from tfcost.config import ModelConfig
+from tfcost.errors import InputError, UnknownName
+from tfcost.graph import Graph, Op, Size, div
+
+FLOPS_PER_MAC = 2  # one multiplication and one addition
+
+
+class Line(NamedTuple):
+    """Priced work: one op (or one term of a formula), run ``copies`` times; the figures are for one of them.
+
+    ``recompute`` is counted beyond forward and backward: activations computed again, not a gradient.
+    """
+
+    path: str
+    copies: Size
+    macs: Size
+    forward: Size
+    backward: Size
+    recompute: Size = 0
+    attention: bool = False
+
+
+class Facts(NamedTuple):
+    """What a formula convention may use: the model, the pass, and the parameter counts by their report keys."""
+
+    cfg: ModelConfig
+    run: Run
+    parameters: Mapping[str, Size]
+
+    @property
+    def tokens(self) -> Size:
+        """Tokens of a pass, source and target."""
+        source = 0 if self.run.src_len is None or self.cfg.arch != "encoder-decoder" else self.run.src_len
+        return self.run.batch * (self.run.seq_len + source)
+
+    def one_stack(self, convention: str) -> Size:
+        """The layers of the one stack; an :class:`InputError` for a model that has two."""
+        if self.cfg.arch == "encoder-decoder":
+            raise InputError(f"--convention {convention} is defined for models of one stack, not for encoder-decoders")
+        return self.cfg.layers
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A named way to count. ``counts`` and ``leaves_out`` say it in words; ``source`` says whose it is."""
+
+    name: str
+    counts: str
+    leaves_out: str
+    source: str
+
+    def lines(self, graph: Graph, facts: Facts) -> list[Line]:
+        """The priced work of one forward and backward pass."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OpConvention(Convention):
+    """Prices each op: ``per_mac`` per multiply-accumulate, plus ``pointwise[kind]`` per element of other ops."""
+
+    per_mac: int = FLOPS_PER_MAC
+    pointwise: Mapping[str, int] = field(default_factory=dict)
+    causal_half: bool = False
+    fused_attention: bool = True
+    kernel_recompute: bool = False
+    backward: bool = True
+
+    def lines(self, graph: Graph, facts: Facts) -> list[Line]:
+        """One line per op that this convention counts at all."""
+        return [line for op in graph.ops if (line := self.price(op, facts.run.attention == "flash")) is not None]
+
+    def price(self, op: Op, flash: bool = False) -> Line | None:
+        """The line of one op; None where the convention does not count it."""
+        each = self.pointwise.get(op.kind, 0)
+        attention = op.kind in ATTENTION_KINDS
+        recompute: Size = self.per_mac * op.recompute.macs if self.kernel_recompute else 0
+        if op.forward.macs == 0 or (attention and flash and not self.fused_attention):
+            if not each and not recompute:
+                return None
+            work = each * op.forward.elements
+            return Line(op.path, op.copies, 0, work, self.backward * each * op.backward.elements + recompute)
+        forward, backward = self.per_mac * op.forward.macs, self.per_mac * op.backward.macs
+        if self.causal_half and op.causal is not None:
+            # Half of 2 FLOPs per point: one. So half a square stays an integer however odd N is.
+            forward = (self.per_mac - 1) * op.causal
+            backward = GRADIENTS * forward
+        forward += each * op.forward.elements
+        backward += each * op.backward.elements
+        return Line(op.path, op.copies, op.forward.macs, forward, self.backward * backward, 0, attention)
+
+
+ATTENTION_KINDS = frozenset({"scores", "weighted_sum"})
+"""The products over the score square: QKᵀ and PV. Both operands are activations, so both always have gradients."""
+
+GRADIENTS = 2
+
+
+@dataclass(frozen=True)
+class FormulaConvention(Convention):
+    """A published formula: ``formula(facts)`` gives its terms as (name, forward, backward, recompute)."""
+
+    formula: Callable[[Facts], list[tuple[str, Size, Size, Size]]] = lambda _: []
+
+    def lines(self, graph: Graph, facts: Facts) -> list[Line]:
+        """One line per term of the formula."""
+        return [
+            Line(name, 1, 0, forward, backward, recompute, name == "attention")
+            for name, forward, backward, recompute in self.formula(facts)
+        ]
+
+
+def _six_p(name: str, key: str, words: str) -> FormulaConvention:
+    def formula(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+        work = 2 * facts.parameters[key] * facts.tokens  # one MAC per parameter and token
+        return [("parameters", work, 2 * work, 0)]
+
+    return FormulaConvention(
+        name, f"6 P per token, P = {words}", "attention's score square", "Kaplan et al. 2020, arXiv:2001.08361, section 2.1",
+        formula,
+    )  # fmt: skip
+
+
+def _palm(name: str, key: str, words: str) -> FormulaConvention:
+    def formula(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+        cfg, run = facts.cfg, facts.run
+        work = 2 * facts.parameters[key] * facts.tokens
+        square = 4 * facts.one_stack(name) * cfg.heads * cfg.head_dim * run.seq_len * facts.tokens
+        return [("parameters", work, 2 * work, 0), ("attention", square, 2 * square, 0)]
+
+    return FormulaConvention(
+        name, f"6 P + 12 l h d_k N per token, P = {words}", "nothing of the matmuls (counts biases and norms as matmuls)",
+        "Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B", formula,
+    )  # fmt: skip
+
+
+def _megatron_terms(facts: Facts, name: str) -> tuple[Size, Size, Size]:
+    """Forward layers 24blNd², attention 4blN²d and logits 2bNdV: a third of 72blNd²(1 + N/6d + V/12ld)."""
+    cfg, run = facts.cfg, facts.run
+    tokens, layers = run.batch * run.seq_len, facts.one_stack(name)
+    vocab = 0 if cfg.vocab is None else cfg.vocab
+    return (
+        24 * tokens * layers * cfg.hidden**2, 4 * tokens * layers * run.seq_len * cfg.hidden, 2 * tokens * cfg.hidden * vocab,
+    )  # fmt: skip
+
+
+def _megatron(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+    linear, square, logits = _megatron_terms(facts, "megatron")
+    return [("layers", linear, 2 * linear, 0), ("attention", square, 2 * square, 0), ("logits", logits, 2 * logits, 0)]
+
+
+def _megatron_recompute(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+    linear, square, logits = _megatron_terms(facts, "megatron-recompute")
+    return [
+        ("layers", linear, 2 * linear, linear), ("attention", square, 2 * square, square), ("logits", logits, 2 * logits, 0),
+    ]  # fmt: skip
+
+
+def _korthikanti(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+    linear, square, logits = _megatron_terms(facts, "korthikanti-eq8")
+    # Printed: 72bLsh²(1 + s/3h + v/12hL) hardware against 1 + s/6h for the model, so recomputation is s/6h of 72bLsh²,
+    # three times attention's forward. (The text's own sum, s/6h + s/18h, would be once.)
+    return [
+        ("layers", linear, 2 * linear, 0), ("attention", square, 2 * square, 3 * square), ("logits", logits, 2 * logits, 0),
+    ]  # fmt: skip
+
+
+def _mosaic(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+    work = 2 * facts.parameters["active_parameters"] * facts.tokens
+    square = 4 * facts.one_stack("mosaic") * facts.cfg.hidden * facts.run.seq_len * facts.tokens
+    return [("parameters", work, 2 * work, work), ("attention", square, 2 * square, square)]
+
+
+def _chinchilla(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+    """Appendix F, forward per sequence; backward is twice that."""
+    cfg, run = facts.cfg, facts.run
+    n, d, width = run.seq_len, cfg.hidden, cfg.heads * cfg.head_dim
+    times, vocab = run.batch * facts.one_stack("chinchilla"), 0 if cfg.vocab is None else cfg.vocab
+    terms = [
+        ("embedding", run.batch * 2 * n * vocab * d),
+        ("query_key_value", times * 2 * 3 * n * d * width),
+        ("attention", times * (2 * n * n * width + 2 * n * n * width)),
+        ("softmax", times * 3 * cfg.heads * n * n),
+        ("output", times * 2 * n * width * d),
+        ("mlp", times * 2 * n * (d * cfg.ffn_hidden + d * cfg.ffn_hidden)),
+        ("logits", run.batch * 2 * n * d * vocab),
+    ]
+    return [(name, forward, 2 * forward, 0) for name, forward in terms]
+
+
+def _chinchilla_a4(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+    return [term for term in _chinchilla(facts) if term[0] not in ("embedding", "logits")]
+
+
+def _bigscience(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+    work = 2 * facts.parameters["active_parameters"] * facts.tokens
+    return [("parameters", work, 2 * work, work)]
+
+
+def _gpt3(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+    # In an encoder-decoder a token passes through one of the two stacks: half of the parameters, so 3 P per token.
+    work = 2 * facts.parameters["active_parameters"] * facts.tokens
+    if facts.cfg.arch == "encoder-decoder":
+        work = div(work, 2, "parameters times tokens", "2")
+    return [("parameters", work, 2 * work, 0)]
+
+
+DOCUMENT = OpConvention(
+    "document", "2 FLOPs per multiply-accumulate of every matmul, full score square; backward twice forward",
+    "norms, softmax, activations, biases, residual sums, embedding lookups",
+    "24bNd² + 4bN²d per layer + 2bNdV; Narayanan et al. 2021, arXiv:2104.04473, appendix",
+)  # fmt: skip
+
+_CONVENTIONS: tuple[Convention, ...] = (
+    DOCUMENT,
+    OpConvention(
+        "causal", "as document, with exactly half of each causal score square (N²/2 products)",
+        "as document, and what the causal mask hides", "Dao 2023 (FlashAttention-2), arXiv:2307.08691, section 4.1",
+        causal_half=True,
+    ),
+    OpConvention(
+        "pointwise", "as document, and per element: softmax 5, norm 5, activation 8, dropout 4",
+        "biases, residual sums, embedding lookups", "Clark et al. 2020 (ELECTRA), google-research/electra, flops_computation.py",
+        pointwise={
+            "softmax": 5, "layernorm": 5, "rmsnorm": 5, "dropout": 4,
+            **dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"), 8),
+        },
+    ),
+    _six_p("6p-all", "active_parameters", "all (active) parameters"),
+    _six_p("6p-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
+    _six_p("6p-non-embedding", "non_embedding_parameters", "without embeddings and head"),
+    _six_p("6p-active", "active_parameters", "the parameters that a token uses (mixture of experts)"),
+    _palm("palm-all", "active_parameters", "all (active) parameters"),
+    _palm("palm-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
+    _palm("palm-non-embedding", "non_embedding_parameters", "without embeddings and head"),
+    FormulaConvention(
+        "megatron", "72 b l N d² (1 + N/6d + V/12ld) per step", "norms; any other shape than d_ff = 4d, h d_k = d",
+        "Narayanan et al. 2021, arXiv:2104.04473, equation 3, without recomputation", _megatron,
+    ),
+    FormulaConvention(
+        "megatron-recompute", "96 b l N d² (1 + N/6d + V/16ld) per step: layers computed twice, logits once",
+        "norms; any other shape than d_ff = 4d, h d_k = d", "Narayanan et al. 2021, arXiv:2104.04473, equation 3",
+        _megatron_recompute,
+    ),
+    FormulaConvention(
+        "korthikanti-eq8", "72 b l N d² (1 + N/3d + V/12ld): selective recomputation, as printed",
+        "norms (its own text sums to N/6d + N/18d)", "Korthikanti et al. 2022, arXiv:2205.05198, equation 8", _korthikanti,
+    ),
+    FormulaConvention(
+        "mosaic", "6 P + 12 l d N per token; hardware 4/3 of it, logits too",
+        "nothing of the matmuls (counts embeddings as matmuls)", "MosaicML llm-foundry, scripts/train/benchmarking", _mosaic,
+    ),
+    FormulaConvention(
+        "chinchilla", "appendix F: matmuls, embedding as a matmul, softmax 3 per score; backward twice forward",
+        "norms, activations; a gated third matrix", "Hoffmann et al. 2022, arXiv:2203.15556, appendix F", _chinchilla,
+    ),
+    FormulaConvention(
+        "chinchilla-a4", "as chinchilla, without embedding and logits: what the paper's table A4 shows",
+        "embedding, logits, norms, activations", "Hoffmann et al. 2022, arXiv:2203.15556, table A4", _chinchilla_a4,
+    ),
+    FormulaConvention(
+        "bigscience-8p", "8 P per token: 6 P and 2 P for recomputation", "attention's score square",
+        "BigScience, Megatron-DeepSpeed README (BLOOM)", _bigscience,
+    ),
+    FormulaConvention(
+        "gpt3-d1", "6 P per token (3 P in an encoder-decoder)", "attention's score square",
+        "Brown et al. 2020, arXiv:2005.14165, appendix D", _gpt3,
+    ),
+    OpConvention(
+        "fvcore", "MACs of matmuls, and 5 per element of a LayerNorm; forward only",
+        "softmax, RMSNorm, activations; fused attention, baddbmm and the encoder fast path (no handler)",
+        "fvcore 0.1.5, FlopCountAnalysis", per_mac=1, pointwise={"layernorm": 5}, fused_attention=False, backward=False,
+    ),
+    OpConvention(
+        "torch", "2 FLOPs per multiply-accumulate of matmuls; flash backward 2.5x (it recomputes QKᵀ)",
+        "everything but matmuls and convolutions; CPU flash attention", "torch.utils.flop_counter.FlopCounterMode, torch 2.13",
+        kernel_recompute=True,
+    ),
+)  # fmt: skip
+
+CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention in _CONVENTIONS}
+
+
+def convention(name: str) -> Convention:
+    """The convention of this name; :class:`UnknownName` with close matches where there is none."""
+    if name not in CONVENTIONS:
+        raise UnknownName("--convention", name, CONVENTIONS)
+    return CONVENTIONS[name]

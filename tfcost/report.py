@@ -1,0 +1,174 @@
+"""A :class:`Report` and its machine-readable forms: JSON, CSV, Markdown and LaTeX. Integers are raw; keys say units.
+
+The schema, ``tfcost.report/1``, is described in the README; a change of it, or of any number, is a line in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+SCHEMA = "tfcost.report/1"
+
+
+class Report:
+    """What a command found: the resolved ``model``, the ``inputs``, the ``assumptions``, the ``totals`` and the ``rows``.
+
+    ``rows`` sum to the command's total: ``flops = count * flops_each``. Rows and closed forms are made when first asked
+    for. ``grid`` names the inputs that were lists: then each row is one combination with its totals.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        model: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        assumptions: Mapping[str, Any],
+        totals: Mapping[str, Any],
+        rows: Callable[[], list[dict[str, Any]]],
+        symbolic: Any = None,
+        warnings: Sequence[str] = (),
+        grid: Sequence[str] = (),
+    ) -> None:
+        self.command = command
+        self.model = dict(model)
+        self.inputs = dict(inputs)
+        self.assumptions = dict(assumptions)
+        self.totals = dict(totals)
+        self.warnings = list(warnings)
+        self.grid = list(grid)
+        self._rows = rows
+        self._symbolic = symbolic
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows, each with its closed form where formulas were asked for."""
+        rows = self._rows()
+        if self.closed is not None:
+            for row, formula in zip(rows, self.closed.row_formulas(), strict=True):
+                row["formula"] = str(formula)
+        return rows
+
+    @cached_property
+    def closed(self) -> Any:
+        """The closed forms (:class:`tfcost.symbols.ClosedForms`), or None where they were not asked for."""
+        if self._symbolic is None:
+            return None
+        from tfcost.symbols import ClosedForms
+
+        return ClosedForms(*self._symbolic)
+
+    @cached_property
+    def formulas(self) -> dict[str, str]:
+        """The closed form of each total, as plain text that sympy and Python read."""
+        if self.closed is None:
+            return {}
+        return {key: str(value) for key, value in self.closed.totals().items() if key in self.totals and value is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, ints, floats and strings, in the shape of ``tfcost.report/1``."""
+        shape: dict[str, Any] = {
+            "schema": SCHEMA, "command": self.command, "model": self.model, "inputs": self.inputs,
+            "assumptions": self.assumptions, "totals": self.totals,
+        }  # fmt: skip
+        if self.grid:
+            shape["grid"] = self.grid
+        if self.formulas:
+            shape["formulas"] = self.formulas
+        return shape | {"rows": self.rows}
+
+    def to_json(self) -> str:
+        """JSON with integers in full, however large."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def columns(self) -> list[str]:
+        """The columns of the rows: those of any row, in order of first appearance."""
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
+    def cells(self, row: Mapping[str, Any]) -> list[str]:
+        """A row's cells as text: integers in full and bare, shapes as ``1x1024x768``, what a row lacks empty."""
+        return [_cell(row.get(column)) for column in self.columns()]
+
+    def to_csv(self) -> str:
+        """One row per path (or per grid point), numeric cells, units in the header."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns())
+        writer.writerows(self.cells(row) for row in self.rows)
+        return out.getvalue()
+
+    def to_markdown(self) -> str:
+        """The rows and the totals as Markdown tables, with the assumptions below."""
+        right = ["---" if _is_text(self.rows, column) else "---:" for column in self.columns()]
+        lines = [_pipe(self.columns()), _pipe(right), *[_pipe(self.cells(row)) for row in self.rows], ""]
+        if self.totals:
+            lines += [_pipe(["total", "value", *(["formula"] if self.formulas else [])])]
+            lines += [_pipe(["---", "---:", *(["---"] if self.formulas else [])])]
+            for key, value in self.totals.items():
+                lines.append(_pipe([key, _cell(value), *([self.formulas.get(key, "")] if self.formulas else [])]))
+            lines.append("")
+        return "\n".join([*lines, assumptions_line(self), ""])
+
+    def to_latex(self) -> str:
+        """The rows as a LaTeX ``tabular`` (booktabs), formulas in math mode."""
+        columns = self.columns()
+        layout = "".join("l" if _is_text(self.rows, column) else "r" for column in columns)
+        lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", _latex_row(columns), r"\midrule"]
+        math = self.closed.latex_rows() if self.closed is not None else []
+        for index, row in enumerate(self.rows):
+            cells = [_latex(cell) for cell in self.cells(row)]
+            if math:
+                cells[columns.index("formula")] = f"${math[index]}$"
+            lines.append(" & ".join(cells) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", "% " + assumptions_line(self), ""])
+
+    def render(self, form: str) -> str:
+        """The report in one of the machine-readable formats: json, csv, markdown or latex."""
+        return {
+            "json": self.to_json, "csv": self.to_csv, "markdown": self.to_markdown, "latex": self.to_latex,
+        }[form]().rstrip("\n")  # fmt: skip
+
+
+def assumptions_line(report: Report) -> str:
+    """What was assumed, in one line: what is counted, implementation, attention kernel, dtype, causal."""
+    given = report.assumptions
+    parts = []
+    if report.command in ("flops", "analyze", "formula", "explain"):
+        parts += [f"counts {given['counts']}", f"leaves out {given['leaves_out']}", f"convention {given['convention']}"]
+        parts.append(f"causal {given['causal']}")
+    if report.command != "params":
+        parts += [f"implementation {given['implementation']}", f"attention {given['attention']}", f"dtype {given['dtype']}"]
+    if "vocabulary" in given:
+        parts.append(f"vocabulary {given['vocabulary']}")
+    if given["ignored_keys"]:
+        parts.append("ignored keys " + ", ".join(given["ignored_keys"]))
+    return "Assumptions: " + "; ".join(parts) if parts else "Assumptions: every parameter that the model trains"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "x".join(str(each) for each in value)
+    return str(value)
+
+
+def _is_text(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
+    return any(isinstance(row.get(column), (str, list)) for row in rows)
+
+
+def _pipe(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def _latex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "_": r"\_", "&": r"\&", "%": r"\%", "#": r"\#", "$": r"\$", "^": r"\^{}", "{": r"\{", "}": r"\}"}
+    return "".join(special.get(char, char) for char in text)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(_latex(cell) for cell in cells) + r" \\"
