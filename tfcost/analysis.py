@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig
-from tfcost.convention import DOCUMENT, Convention, Facts, Line, OpConvention, convention
+from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention
+from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
 from tfcost.graph import Graph, Saved, Size, Tensor, saved_tensors, weights_of
@@ -117,7 +118,9 @@ class Analysis:
 
     def lines(self, convention: Convention, half: bool) -> list[Line]:
         """The work of a pass priced by a convention, with causal squares by half or in full."""
-        if half and isinstance(convention, OpConvention):
+        if half:
+            if not isinstance(convention, OpConvention) or convention.per_mac != FLOPS_PER_MAC:
+                raise InputError(f"--causal half does not apply to --convention {convention.name}, which fixes its own count")
             convention = replace(convention, causal_half=True)
         return convention.lines(self.graph, Facts(self.cfg, self.run, self.parameters))
 
@@ -248,28 +251,31 @@ class Analysis:
             groups.setdefault(key(item.path), []).append(item)
         return [_row(name, group, {}) for name, group in groups.items()]
 
-    def _layer_rows(self, items: list[Item]) -> list[dict[str, Any]]:
-        repeats = self.graph.repeats
-        if (count := sum(r.times for r in repeats)) > MAX_LAYER_ROWS:
-            raise InputError(f"--by layer would print {count:,} rows; at most {MAX_LAYER_ROWS:,}: use --by component")
-        rows: list[dict[str, Any]] = []
-        done: set[str] = set()
+    def layer_groups(self, items: list[Item]) -> list[tuple[str, Size, list[Item]]]:
+        """Items grouped for ``by="layer"``: (path, how many such rows, the items of one), in the order of the model.
+
+        What the layers share is created once: it stands in a row of its own, not in the first layer's.
+        """
+        groups: dict[str, tuple[Size, list[Item]]] = {}
         for item in items:
-            repeat = next((r for r in repeats if item.path.startswith(r.path + "/")), None)
-            name = repeat.path if repeat else self.component(item.path)
-            if name in done:
-                continue
-            done.add(name)
+            repeat = next((r for r in self.graph.repeats if item.path.startswith(r.path + "/")), None)
             if repeat is None:
-                rows.append(_row(name, [i for i in items if self.component(i.path) == name], {}))
-                continue
-            inside = [item for item in items if item.path.startswith(repeat.path + "/")]
-            # What all layers share is created once: it stands in a row of its own, not in the first layer's.
-            whole = [each for each in inside if each.copies == repeat.times]
-            rows += [_row(f"{repeat.path}/{index}", [i._replace(copies=1) for i in whole], {}) for index in range(repeat.times)]
-            if rest := [item for item in inside if item.copies != repeat.times]:
-                rows.append(_row(f"{repeat.path}/shared", rest, {}))
-        return rows
+                groups.setdefault(self.component(item.path), (1, []))[1].append(item)
+            elif item.copies == repeat.times:
+                groups.setdefault(repeat.path, (repeat.times, []))[1].append(item._replace(copies=1))
+            else:
+                groups.setdefault(f"{repeat.path}/shared", (1, []))[1].append(item)
+        return [(path, times, group) for path, (times, group) in groups.items()]
+
+    def _layer_rows(self, items: list[Item]) -> list[dict[str, Any]]:
+        if (count := sum(r.times for r in self.graph.repeats)) > MAX_LAYER_ROWS:
+            raise InputError(f"--by layer would print {count:,} rows; at most {MAX_LAYER_ROWS:,}: use --by component")
+        repeated = {r.path for r in self.graph.repeats}
+        return [
+            _row(f"{path}/{index}" if path in repeated else path, group, {})
+            for path, times, group in self.layer_groups(items)
+            for index in range(times)
+        ]
 
 
 def _row(path: str, items: list[Item], note: Mapping[str, Any]) -> dict[str, Any]:
@@ -342,7 +348,7 @@ def analyze(
     _choice("--implementation", implementation, IMPLEMENTATIONS)
     options = Options(
         ITEMSIZE[_choice("--dtype", dtype, ITEMSIZE)],
-        _convention(convention),
+        convention_named(convention),
         _choice("--causal", causal, ("full", "half")),
     )
     analysis = Analysis(cfg, run, options)
@@ -365,10 +371,6 @@ def analyze(
         command or "analyze", {"name": source.name or None} | asdict(cfg), inputs, assumptions, totals,
         lambda: analysis.rows(command or "flops", by), (cfg, run, options, command or "flops", by) if formula else None, warnings,
     )  # fmt: skip
-
-
-def _convention(name: str) -> Convention:
-    return convention(name)
 
 
 def _warnings(cfg: ModelConfig, model: Model, run: Run) -> list[str]:

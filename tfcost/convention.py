@@ -17,6 +17,11 @@ from tfcost.graph import Graph, Op, Size, div
 
 FLOPS_PER_MAC = 2  # one multiplication and one addition
 
+ATTENTION_KINDS = frozenset({"scores", "weighted_sum"})
+"""The products over the score square: QKᵀ and PV."""
+
+GRADIENTS = 2  # both operands of QKᵀ and PV are activations with a gradient, each a product of the same size
+
 
 class Line(NamedTuple):
     """Priced work: one op (or one term of a formula), run ``copies`` times; the figures are for one of them.
@@ -91,21 +96,15 @@ class OpConvention(Convention):
             if not each and not recompute:
                 return None
             work = each * op.forward.elements
-            return Line(op.path, op.copies, 0, work, self.backward * each * op.backward.elements + recompute)
+            return Line(op.path, op.copies, 0, work, each * op.backward.elements + recompute if self.backward else 0)
         forward, backward = self.per_mac * op.forward.macs, self.per_mac * op.backward.macs
         if self.causal_half and op.causal is not None:
-            # Half of 2 FLOPs per point: one. So half a square stays an integer however odd N is.
-            forward = (self.per_mac - 1) * op.causal
+            # Half of the points at FLOPS_PER_MAC each: one FLOP per point, so that an odd square stays an integer.
+            forward = op.causal
             backward = GRADIENTS * forward
         forward += each * op.forward.elements
         backward += each * op.backward.elements
-        return Line(op.path, op.copies, op.forward.macs, forward, self.backward * backward, 0, attention)
-
-
-ATTENTION_KINDS = frozenset({"scores", "weighted_sum"})
-"""The products over the score square: QKᵀ and PV. Both operands are activations, so both always have gradients."""
-
-GRADIENTS = 2
+        return Line(op.path, op.copies, op.forward.macs, forward, backward if self.backward else 0, 0, attention)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Report:
         symbolic: Any = None,
         warnings: Sequence[str] = (),
         grid: Sequence[str] = (),
+        formulas: Mapping[str, str] | None = None,
     ) -> None:
         self.command = command
         self.model = dict(model)
@@ -43,13 +44,14 @@ class Report:
         self.grid = list(grid)
         self._rows = rows
         self._symbolic = symbolic
+        self._formulas = dict(formulas or {})
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The rows, each with its closed form where formulas were asked for."""
         rows = self._rows()
         if self.closed is not None:
-            for row, formula in zip(rows, self.closed.row_formulas(), strict=True):
+            for row, formula in zip(rows, self.closed.row_formulas(rows), strict=True):
                 row["formula"] = str(formula)
         return rows
 
@@ -66,7 +68,7 @@ class Report:
     def formulas(self) -> dict[str, str]:
         """The closed form of each total, as plain text that sympy and Python read."""
         if self.closed is None:
-            return {}
+            return self._formulas
         return {key: str(value) for key, value in self.closed.totals().items() if key in self.totals and value is not None}
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,13 +120,20 @@ class Report:
         columns = self.columns()
         layout = "".join("l" if _is_text(self.rows, column) else "r" for column in columns)
         lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", _latex_row(columns), r"\midrule"]
-        math = self.closed.latex_rows() if self.closed is not None else []
-        for index, row in enumerate(self.rows):
+        for row, math in zip(self.rows, self.latex_formulas(), strict=True):
             cells = [_latex(cell) for cell in self.cells(row)]
             if math:
-                cells[columns.index("formula")] = f"${math[index]}$"
+                cells[columns.index("formula")] = f"${math}$"
             lines.append(" & ".join(cells) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", "% " + assumptions_line(self), ""])
+
+    def latex_formulas(self) -> list[str]:
+        """Each row's closed form in LaTeX; empty without formulas."""
+        if self.closed is None:
+            return [""] * len(self.rows)
+        from tfcost.symbols import written
+
+        return [written(formula, "latex") for formula in self.closed.row_formulas(self.rows)]
 
     def render(self, form: str) -> str:
         """The report in one of the machine-readable formats: json, csv, markdown or latex."""

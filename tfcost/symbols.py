@@ -97,23 +97,16 @@ class ClosedForms:
         figures["train_flops_per_token"] = sympy.expand(figures["train_flops"] / tokens)
         return {key: None if value is None else by_layers(value) for key, value in figures.items()}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows on symbols, in the order of the numeric ones."""
-        return self.analysis.rows(self.command, "component" if self.by == "layer" else self.by)
-
-    def row_formulas(self) -> list[Expr]:
-        """The closed form of each row: of one copy where the row has a count, as ``flops_each``."""
-        if self.by == "layer":
-            return self._layer_formulas()
-        figure = {"flops": "flops_each", "params": "parameters_each", "memory": "bytes_each"}[self.command]
-        return [sympy.expand(row[figure]) for row in self.rows()]
-
-    def _layer_formulas(self) -> list[Expr]:
-        raise NotImplementedError
-
-    def latex_rows(self) -> list[str]:
-        """The rows' closed forms in LaTeX."""
-        return [sympy.latex(formula) for formula in self.row_formulas()]
+    def row_formulas(self, rows: list[dict[str, Any]]) -> list[Expr]:
+        """The closed form of each of the numeric rows: of one copy where the row has a count, as ``flops_each``."""
+        figure = {"flops": "flops", "params": "parameters", "memory": "bytes"}[self.command]
+        if self.by != "layer":
+            return [sympy.expand(row[f"{figure}_each"]) for row in self.analysis.rows(self.command, self.by)]
+        sums = {
+            path: sympy.expand(sum(item.copies * item.figures[figure] for item in group))
+            for path, _, group in self.analysis.layer_groups(self.analysis.items(self.command))
+        }
+        return [sums[path if (path := row["path"]) in sums else path.rpartition("/")[0]] for row in rows]
 
 
 def by_layers(value: Size) -> Expr:

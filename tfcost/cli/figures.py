@@ -1,0 +1,58 @@
+"""``tfcost flops``, ``params`` and ``memory``: the figures of one model, or one row per combination of listed sizes."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import typer
+
+from tfcost.analysis import analyze
+from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, register
+from tfcost.cli.output import emit, format_of
+from tfcost.errors import InputError
+from tfcost.models import load
+from tfcost.report import Report
+
+app = typer.Typer()
+
+OUTPUT_KEYS = tuple(flag.keyword for flag in OUTPUT)
+
+
+def reports(command: str, model: str | None, values: dict[str, Any], flags: tuple[Flag, ...]) -> Report:
+    """The report of one point, or of the grid that listed sizes span."""
+    keywords = {key: value for key, value in values.items() if key not in OUTPUT_KEYS}
+    keywords.setdefault("formula", format_of(values) == "table")
+    source = None if model is None else load(model)
+    sizes = [flag.keyword for flag in flags if flag.kind == "counts" and flag.keyword in keywords]
+    listed = [key for key in sizes if len(keywords[key]) > 1]
+    points = [dict(zip(sizes, point, strict=True)) for point in product(*(keywords[key] for key in sizes))]
+    if not listed:
+        return analyze(source, **{**keywords, **points[0]}, command=command)
+    if keywords.get("by", "component") != "component":
+        raise InputError("--by needs one point: a list of sizes gives one row per combination")
+    every = [analyze(source, **{**keywords, "formula": False, **point}, command=command) for point in points]
+    # The closed forms are those of the structure, so one point's stand for all.
+    closed = analyze(source, **{**keywords, **points[0]}, command=command)
+    inputs = {key: points[0].get(key, value) for key, value in every[0].inputs.items()}
+    rows = [{key: point[key] for key in listed} | report.totals for point, report in zip(points, every, strict=True)]
+    warnings = list(dict.fromkeys(warning for report in every for warning in report.warnings))
+    return Report(
+        command, every[0].model, inputs | {key: keywords[key] for key in listed}, every[0].assumptions, {},
+        lambda: rows, None, warnings, listed, closed.formulas,
+    )  # fmt: skip
+
+
+def _command(name: str, flags: tuple[Flag, ...], help: str) -> None:
+    def action(model: str | None, values: dict[str, Any]) -> None:
+        emit(reports(name, model, values, flags), values)
+
+    action.__doc__ = help
+    register(app, name, flags, action)
+
+
+FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ROWS, *OUTPUT)
+
+_command("flops", FLAGS, "FLOPs of a forward pass, a backward pass and a training step, by component.")
+_command("params", FLAGS, "Parameters by component: total, embeddings, head, and what is left.")
+_command("memory", FLAGS, "Bytes at the end of a forward pass: activations kept for backward, logits, weights.")
