@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -57,8 +56,7 @@ class Item(NamedTuple):
     note: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """How a graph is priced: bytes of an element, the convention, and whether causal squares count by half."""
 
     itemsize: int = 2
@@ -121,7 +119,7 @@ class Analysis:
         if half:
             if not isinstance(convention, OpConvention) or convention.per_mac != FLOPS_PER_MAC:
                 raise InputError(f"--causal half does not apply to --convention {convention.name}, which fixes its own count")
-            convention = replace(convention, causal_half=True)
+            convention = convention._replace(causal_half=True)
         return convention.lines(self.graph, Facts(self.cfg, self.run, self.parameters))
 
     @cached_property
@@ -341,9 +339,7 @@ def analyze(
     cfg = source.config(**fields)
     if attention is None:
         attention = "flash" if source.from_config else "eager"
-    run = replace(
-        _inputs(cfg, source, batch, seq_len, src_len), attention=_choice("--attention", attention, ATTENTION)
-    )
+    run = _inputs(cfg, source, batch, seq_len, src_len)._replace(attention=_choice("--attention", attention, ATTENTION))
     _choice("--by", by, BY)
     _choice("--implementation", implementation, IMPLEMENTATIONS)
     options = Options(
@@ -368,7 +364,7 @@ def analyze(
     if command in (None, "flops") and attention == "flash":
         totals["flash_recompute_flops"] = sum(op.copies * 2 * op.recompute.macs for op in analysis.graph.ops)
     return Report(
-        command or "analyze", {"name": source.name or None} | asdict(cfg), inputs, assumptions, totals,
+        command or "analyze", {"name": source.name or None} | cfg._asdict(), inputs, assumptions, totals,
         lambda: analysis.rows(command or "flops", by), (cfg, run, options, command or "flops", by) if formula else None, warnings,
     )  # fmt: skip
 

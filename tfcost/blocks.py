@@ -8,15 +8,14 @@ k``), since a view that makes a new tensor would break the counting by identity.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tfcost import ops
 from tfcost.config import ModelConfig
 from tfcost.graph import Graph, Size, Tensor, Work, div
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One pass: b sequences of N tokens (and S source tokens), and the attention kernel.
 
     ``attention``: ``"eager"`` and ``"math"`` keep the score square, ``"flash"`` recomputes it in backward and visits

@@ -6,8 +6,7 @@ Sizes may be ints or symbols: :mod:`tfcost.symbols` puts symbols into the same d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfcost.errors import InputError
 from tfcost.graph import Size, div
@@ -22,8 +21,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The fields whose values are names, and the names that a flag may give. (A config.json may bring further ones.)"""
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(NamedTuple):
     """A Transformer's structure, complete: every field that the result depends on has its value.
 
     Sizes are in elements. The names are the long flags' with underscores; the fields below the first block are those
@@ -89,7 +87,7 @@ class ModelConfig:
         )
 
 
-FIELDS = tuple(field.name for field in fields(ModelConfig))
+FIELDS = ModelConfig._fields
 SIZE_FIELDS = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "layers", "encoder_layers", "decoder_layers", "vocab",
     "src_vocab", "max_positions",

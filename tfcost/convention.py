@@ -7,8 +7,8 @@ formula over parameters, layers and lengths. Both yield :class:`Line` s, so ever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig
@@ -58,26 +58,18 @@ class Facts(NamedTuple):
         return self.cfg.layers
 
 
-@dataclass(frozen=True)
-class Convention:
-    """A named way to count. ``counts`` and ``leaves_out`` say it in words; ``source`` says whose it is."""
+class OpConvention(NamedTuple):
+    """Prices each op: ``per_mac`` per multiply-accumulate, plus ``pointwise[kind]`` per element of other ops.
+
+    ``counts`` and ``leaves_out`` say it in words; ``source`` says whose way to count it is.
+    """
 
     name: str
     counts: str
     leaves_out: str
     source: str
-
-    def lines(self, graph: Graph, facts: Facts) -> list[Line]:
-        """The priced work of one forward and backward pass."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class OpConvention(Convention):
-    """Prices each op: ``per_mac`` per multiply-accumulate, plus ``pointwise[kind]`` per element of other ops."""
-
     per_mac: int = FLOPS_PER_MAC
-    pointwise: Mapping[str, int] = field(default_factory=dict)
+    pointwise: Mapping[str, int] = MappingProxyType({})
     causal_half: bool = False
     fused_attention: bool = True
     kernel_recompute: bool = False
@@ -107,11 +99,14 @@ class OpConvention(Convention):
         return Line(op.path, op.copies, op.forward.macs, forward, backward if self.backward else 0, 0, attention)
 
 
-@dataclass(frozen=True)
-class FormulaConvention(Convention):
+class FormulaConvention(NamedTuple):
     """A published formula: ``formula(facts)`` gives its terms as (name, forward, backward, recompute)."""
 
-    formula: Callable[[Facts], list[tuple[str, Size, Size, Size]]] = lambda _: []
+    name: str
+    counts: str
+    leaves_out: str
+    source: str
+    formula: Callable[[Facts], list[tuple[str, Size, Size, Size]]]
 
     def lines(self, graph: Graph, facts: Facts) -> list[Line]:
         """One line per term of the formula."""
@@ -119,6 +114,9 @@ class FormulaConvention(Convention):
             Line(name, 1, 0, forward, backward, recompute, name == "attention")
             for name, forward, backward, recompute in self.formula(facts)
         ]
+
+
+Convention: TypeAlias = "OpConvention | FormulaConvention"
 
 
 def _six_p(name: str, key: str, words: str) -> FormulaConvention:

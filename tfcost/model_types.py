@@ -10,8 +10,8 @@ What cannot be said by a key alone is a short function, ``finish``. Any other ke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 ACTIVATIONS = (
     "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate",
@@ -21,8 +21,7 @@ ACTIVATIONS = (
 """The names in transformers' ``ACT2FN`` (activations.py, version 5.24)."""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A key of a config: the field that it states (empty: only ``finish`` reads it), its default and kind."""
 
     field: str
@@ -65,16 +64,15 @@ def activation(default: str, name: str = "activation") -> Key:
 Finish = Callable[[Mapping[str, Any], dict[str, Any]], None]
 
 
-@dataclass(frozen=True)
-class ModelType:
+class ModelType(NamedTuple):
     """A row of the table; see the module's docstring."""
 
     keys: Mapping[str, Key]
     architectures: Mapping[str, Mapping[str, Any]]
     fixed: Mapping[str, Any]
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = MappingProxyType({})
     inert: frozenset[str] = frozenset()
-    must_be: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    must_be: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     finish: Finish | None = None
 
 

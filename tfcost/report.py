@@ -5,8 +5,6 @@ The schema, ``tfcost.report/1``, is described in the README; a change of it, or 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -97,6 +95,9 @@ class Report:
 
     def to_csv(self) -> str:
         """One row per path (or per grid point), numeric cells, units in the header."""
+        import csv
+        import io
+
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 import sympy
@@ -64,7 +63,7 @@ def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
                 changes[field] = layers
     else:
         changes |= {field: name(field) for field in ("encoder_layers", "decoder_layers")}
-    return replace(cfg, **changes), values
+    return cfg._replace(**changes), values
 
 
 def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
@@ -75,7 +74,7 @@ def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
     if run.src_len is not None:
         source = symbol("S")
         values[source] = run.src_len
-    return replace(run, batch=batch, seq_len=length, src_len=source), values
+    return run._replace(batch=batch, seq_len=length, src_len=source), values
 
 
 class ClosedForms:

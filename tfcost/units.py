@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
-
 from tfcost.errors import InputError
 
 MULTIPLES = {
@@ -27,12 +25,13 @@ def parse_count(text: str, name: str) -> int:
     if match is None or match[4] not in MULTIPLES:
         raise InputError(f"{wrong}, not {shown!r}")
     sign, whole, fraction, suffix = match.groups()
-    if len(whole) + len(fraction or "") > MAX_DIGITS:
-        raise InputError(f"{name} has {len(whole) + len(fraction or '')} digits; at most {MAX_DIGITS} are allowed")
-    value = Fraction(f"{whole}.{fraction or 0}".replace("_", "")) * MULTIPLES[suffix]
-    if sign == "-" or value < 1 or value.denominator != 1:
+    digits, places = (whole + (fraction or "")).replace("_", ""), len(fraction or "")
+    if len(digits) > MAX_DIGITS:
+        raise InputError(f"{name} has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
+    value, rest = divmod(int(digits) * MULTIPLES[suffix], 10**places)
+    if sign == "-" or value < 1 or rest:
         raise InputError(f"{wrong}, not {shown!r}")
-    return value.numerator
+    return value
 
 
 def parse_counts(text: str, name: str) -> list[int]:
@@ -55,9 +54,8 @@ def scaled(value: int | float, unit: str) -> str:
     """A figure with three or four digits and a decimal prefix: ``291.6 GFLOPs``. For reading, beside the exact one."""
     for factor, prefix in ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
         if abs(value) >= factor:
-            # The division is of ints where it can be: a float would lose an int above 2**53 before it is rounded.
-            shown = Fraction(value) / factor
-            return f"{float(shown):,.4g} {prefix}{unit}" if shown < 10_000 else f"{float(shown):.3e} {prefix}{unit}"
+            shown = value / factor  # of two ints: rounded once, and correctly, however large they are
+            return f"{shown:,.4g} {prefix}{unit}" if shown < 10_000 else f"{shown:.3e} {prefix}{unit}"
     return f"{value:,} {unit}"
 
 
@@ -65,5 +63,5 @@ def binary_and_decimal(count: int) -> str:
     """Bytes both ways, always labelled: ``28.50 GiB (30.60 GB)``."""
     for power, binary, decimal in ((4, "TiB", "TB"), (3, "GiB", "GB"), (2, "MiB", "MB"), (1, "KiB", "kB")):
         if count >= 1024**power:
-            return f"{float(Fraction(count, 1024**power)):,.2f} {binary} ({float(Fraction(count, 1000**power)):,.2f} {decimal})"
+            return f"{count / 1024**power:,.2f} {binary} ({count / 1000**power:,.2f} {decimal})"
     return f"{count:,} B"

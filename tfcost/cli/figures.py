@@ -8,13 +8,11 @@ from typing import Any
 import typer
 
 from tfcost.analysis import analyze
-from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, register
+from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
 from tfcost.cli.output import emit, format_of
 from tfcost.errors import InputError
 from tfcost.models import load
 from tfcost.report import Report
-
-app = typer.Typer()
 
 OUTPUT_KEYS = tuple(flag.keyword for flag in OUTPUT)
 
@@ -43,16 +41,15 @@ def reports(command: str, model: str | None, values: dict[str, Any], flags: tupl
     )  # fmt: skip
 
 
-def _command(name: str, flags: tuple[Flag, ...], help: str) -> None:
-    def action(model: str | None, values: dict[str, Any]) -> None:
-        emit(reports(name, model, values, flags), values)
-
-    action.__doc__ = help
-    register(app, name, flags, action)
-
-
 FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ROWS, *OUTPUT)
 
-_command("flops", FLAGS, "FLOPs of a forward pass, a backward pass and a training step, by component.")
-_command("params", FLAGS, "Parameters by component: total, embeddings, head, and what is left.")
-_command("memory", FLAGS, "Bytes at the end of a forward pass: activations kept for backward, logits, weights.")
+HELP = {
+    "flops": "FLOPs of a forward pass, a backward pass and a training step, by component.",
+    "params": "Parameters by component: total, embeddings, head, and what is left.",
+    "memory": "Bytes at the end of a forward pass: activations kept for backward, logits, weights.",
+}
+
+
+def app(name: str) -> typer.Typer:
+    """The app of one of the commands."""
+    return command_app(name, HELP[name], FLAGS, lambda model, values: emit(reports(name, model, values, FLAGS), values))

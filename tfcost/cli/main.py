@@ -28,11 +28,6 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The command-line parser's own error, by way of the public class that derives from it."""
 
 
-def _command(name: str) -> Any:
-    group = typer.main.get_command(import_module(COMMANDS[name][0]).app)
-    return group.commands[name] if hasattr(group, "commands") else group
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit status: 0 done, 1 no, 2 bad input, 130 interrupted."""
     arguments = sys.argv[1:] if argv is None else argv
@@ -68,7 +63,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise UnknownName("option", name, ["--help", "--version"])
     if name not in COMMANDS:
         raise UnknownName("command", name, COMMANDS)
-    result = _command(name).main(arguments[1:], prog_name=f"tfcost {name}", standalone_mode=False)
+    command = typer.main.get_command(import_module(COMMANDS[name][0]).app(name))
+    result = command.main(arguments[1:], prog_name=f"tfcost {name}", standalone_mode=False)
     return result if isinstance(result, int) else 0
 
 

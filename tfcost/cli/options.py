@@ -112,10 +112,10 @@ def parse(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
 MODEL_HELP = "preset, config.json or its folder; none: the flags describe the model"
 
 
-def register(
-    app: typer.Typer, name: str, flags: tuple[Flag, ...], action: Callable[[str | None, dict[str, Any]], None]
-) -> None:
-    """Add a command to an app: an optional MODEL and these flags, read by :func:`parse` and handed to ``action``.
+def command_app(
+    name: str, help: str, flags: tuple[Flag, ...], action: Callable[[str | None, dict[str, Any]], None]
+) -> typer.Typer:
+    """The app of one command: an optional MODEL and these flags, read by :func:`parse` and handed to ``action``.
 
     The signature that typer reads is made from the table, so that a flag's names, kind and help stand in one place.
     """
@@ -134,8 +134,9 @@ def register(
         parameters.append(_parameter(flag.keyword, kind))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__doc__ = action.__doc__
-    app.command(name)(command)
+    app = typer.Typer(add_completion=False)
+    app.command(name, help=help)(command)
+    return app
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

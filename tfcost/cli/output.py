@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,8 @@ def write(text: str, output: str | None) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
+    import tempfile
+
     # A file that exists keeps its permissions; a new one gets those that the umask leaves.
     if path.exists():
         if not os.access(path, os.W_OK):
