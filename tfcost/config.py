@@ -5,7 +5,7 @@ Sizes may be ints or symbols: :mod:`tfcost.symbols` puts symbols into the same d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tfcost.errors import InputError
@@ -101,6 +101,13 @@ def flag(field: str) -> str:
     return FLAG.get(field, "--" + field.replace("_", "-"))
 
 
+def choice(name: str, value: str, allowed: Iterable[str]) -> str:
+    """The value of a flag that takes names; :class:`InputError` for another."""
+    if value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
 def check(stated: Mapping[str, Any]) -> None:
     """Raise :class:`InputError` unless every field that a person states, by flag or keyword, has an allowed value."""
     for field, value in stated.items():
@@ -110,8 +117,8 @@ def check(stated: Mapping[str, Any]) -> None:
             raise InputError(f"unknown model field {field!r}")
         if field in SIZE_FIELDS and isinstance(value, (int, float)) and (value < 1 or not isinstance(value, int)):
             raise InputError(f"{flag(field)} must be a whole number of at least 1, not {value}")
-        if field in CHOICES and value not in CHOICES[field]:
-            raise InputError(f"{flag(field)} must be one of {', '.join(CHOICES[field])}, not {value!r}")
+        if field in CHOICES:
+            choice(flag(field), value, CHOICES[field])
         if field.endswith("dropout") and not 0 <= value < 1:
             raise InputError(f"{flag(field)} must be at least 0 and below 1, not {value}")
 

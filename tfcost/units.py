@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from tfcost.errors import InputError
 
 MULTIPLES = {
@@ -28,7 +29,8 @@ def parse_count(text: str, name: str) -> int:
     digits, places = (whole + (fraction or "")).replace("_", ""), len(fraction or "")
     if len(digits) > MAX_DIGITS:
         raise InputError(f"{name} has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
-    value, rest = divmod(int(digits) * MULTIPLES[suffix], 10**places)
+    scale: int = 10**places
+    value, rest = divmod(int(digits) * MULTIPLES[suffix], scale)
     if sign == "-" or value < 1 or rest:
         raise InputError(f"{wrong}, not {shown!r}")
     return value

@@ -29,16 +29,14 @@ def reports(command: str, model: str | None, values: dict[str, Any], flags: tupl
         return analyze(source, **{**keywords, **points[0]}, command=command)
     if keywords.get("by", "component") != "component":
         raise InputError("--by needs one point: a list of sizes gives one row per combination")
-    every = [analyze(source, **{**keywords, "formula": False, **point}, command=command) for point in points]
-    # The closed forms are those of the structure, so one point's stand for all.
-    closed = analyze(source, **{**keywords, **points[0]}, command=command)
-    inputs = {key: points[0].get(key, value) for key, value in every[0].inputs.items()}
+    every = [analyze(source, **{**keywords, **point}, command=command) for point in points]
+    first = every[0]
     rows = [{key: point[key] for key in listed} | report.totals for point, report in zip(points, every, strict=True)]
     warnings = list(dict.fromkeys(warning for report in every for warning in report.warnings))
-    return Report(
-        command, every[0].model, inputs | {key: keywords[key] for key in listed}, every[0].assumptions, {},
-        lambda: rows, None, warnings, listed, closed.formulas,
-    )  # fmt: skip
+    config = {key: keywords[key] if key in listed else value for key, value in first.model.items()}
+    inputs = {key: keywords[key] if key in listed else value for key, value in first.inputs.items()}
+    # The closed forms are those of the structure, so one point's stand for all.
+    return Report(command, config, inputs, first.assumptions, {}, lambda: rows, first.closed_forms, warnings, listed)
 
 
 FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ROWS, *OUTPUT)

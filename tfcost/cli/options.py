@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -43,7 +43,9 @@ PASS = (
     _counts("batch", "-b", "--batch", help="sequences (b) [default: 1]"),
     _counts("seq_len", "-N", "--seq-len", help="tokens per sequence (N) [default: 2048, or the model's own maximum]"),
     _counts("src_len", "--src-len", help="source tokens of an encoder-decoder (S) [default: N]"),
-    _choice("attention", "kernel: what is computed and kept [default: eager; with MODEL: flash]", ("eager", "flash", "math")),
+    _choice(
+        "attention", "kernel: what is computed and kept [default: eager; with MODEL: flash]", ("eager", "flash", "math")
+    ),
 )
 STRUCTURE = (
     _counts("hidden", "-d", "--hidden", "--d-model", help="model width (d)"),
@@ -69,15 +71,28 @@ STRUCTURE = (
     _counts("max_positions", "--max-positions", help="rows of a learned position table"),
     Flag("dropout", ("--dropout",), "probability", "residual (and attention) dropout [default: 0.1]"),
     Flag("ffn_dropout", ("--ffn-dropout",), "probability", "inner feed-forward dropout [default: 0]"),
-    Flag("attention_dropout", ("--attention-dropout",), "probability", "dropout of attention weights [default: as dropout]"),
+    Flag(
+        "attention_dropout",
+        ("--attention-dropout",),
+        "probability",
+        "dropout of attention weights [default: as dropout]",
+    ),
 )
 COUNTING = (
-    Flag("causal", ("--causal",), "choice", "price the full score square or half of it [default: full]", ("full", "half")),
+    Flag(
+        "causal", ("--causal",), "choice", "price the full score square or half of it [default: full]", ("full", "half")
+    ),
     Flag("convention", ("--convention",), "text", "how FLOPs are counted [default: document]"),
 )
 STORAGE = (
     Flag("dtype", ("--dtype",), "choice", "activations and weights [default: bf16]", ("bf16", "fp16", "fp32", "fp8")),
-    Flag("implementation", ("--implementation",), "choice", "what is kept for backward [default: document]", ("document",)),
+    Flag(
+        "implementation",
+        ("--implementation",),
+        "choice",
+        "what is kept for backward [default: document]",
+        ("document",),
+    ),
 )
 ROWS = (
     Flag("by", ("--by",), "choice", "how deep the rows go [default: component]", ("total", "component", "op", "layer")),
@@ -124,13 +139,15 @@ def command_app(
         model = given.pop("model")
         action(model, parse(flags, given))
 
-    parameters = [_parameter("model", Annotated[Optional[str], typer.Argument(help=MODEL_HELP, metavar="[MODEL]")])]
+    parameters = [_parameter("model", Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="[MODEL]")])]
     for flag in flags:
         if flag.kind == "switch":
-            kind: Any = Annotated[Optional[bool], typer.Option(*flag.names, help=flag.help)]
+            kind: Any = Annotated[bool | None, typer.Option(*flag.names, help=flag.help)]
         else:
-            shown = "|".join(flag.choices) if flag.choices else {"counts": "N", "probability": "P"}.get(flag.kind, "NAME")
-            kind = Annotated[Optional[str], typer.Option(*flag.names, help=flag.help, metavar=shown)]
+            shown = (
+                "|".join(flag.choices) if flag.choices else {"counts": "N", "probability": "P"}.get(flag.kind, "NAME")
+            )
+            kind = Annotated[str | None, typer.Option(*flag.names, help=flag.help, metavar=shown)]
         parameters.append(_parameter(flag.keyword, kind))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -24,7 +24,9 @@ def format_of(values: dict[str, Any]) -> str:
     if output is not None and output != "-":
         ending = ENDINGS.get(Path(output).suffix.lower())
         if ending is None and not asked:
-            raise InputError(f"--output {output}: the ending picks the format; use {', '.join(ENDINGS)}, or say --format")
+            raise InputError(
+                f"--output {output}: the ending picks the format; use {', '.join(ENDINGS)}, or say --format"
+            )
         if ending is not None and asked and ending not in asked:
             raise InputError(f"--output {output} means {ending}, but {asked.pop()} was asked for")
         if ending is not None:
