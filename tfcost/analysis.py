@@ -126,28 +126,42 @@ class Analysis:
 
     @cached_property
     def flops(self) -> dict[str, Size]:
-        """FLOPs of a pass by the convention; ``backward`` is two products per matmul whose operands both need one."""
-        half = self.options.causal == "half"
+        """FLOPs of a pass by the convention that was asked for."""
+        causal: Size = sum([line.copies * line.forward for line in self.lines(DOCUMENT, True)])
+        priced = self.priced_by(self.options.convention, self.options.causal == "half")
+        return {"parameters": self.parameters["parameters"]} | priced | {"forward_flops_causal": causal}
+
+    def priced_by(self, convention: Convention, half: bool = False) -> dict[str, Size]:
+        """FLOPs of a pass by a convention; ``backward`` is two products per matmul whose operands both need one."""
         forward: Size = 0
         backward: Size = 0
         recompute: Size = 0
         attention: Size = 0
-        for line in self.lines(self.options.convention, half):
+        for line in self.lines(convention, half):
             forward += line.copies * line.forward
             backward += line.copies * line.backward
             recompute += line.copies * line.recompute
             if line.attention:
                 attention += line.copies * line.forward
-        causal: Size = sum([line.copies * line.forward for line in self.lines(DOCUMENT, True)])
         return {
-            "parameters": self.parameters["parameters"],
             "forward_flops": forward,
             "backward_flops": backward,
             "train_flops": forward + backward,
             "recompute_flops": recompute,
             "hardware_flops": forward + backward + recompute,
-            "forward_flops_causal": causal,
             "attention_flops": attention,
+        }
+
+    def with_ratios(self, figures: dict[str, Size], convention: Convention) -> dict[str, Any]:
+        """Numeric FLOPs with their MACs and what they are per target token."""
+        tokens, forward = self.run.batch * self.run.seq_len, figures["forward_flops"]
+        per_mac = convention.per_mac if isinstance(convention, OpConvention) else FLOPS_PER_MAC
+        macs, rest = divmod(forward, per_mac)
+        return figures | {
+            # Half of an odd number of FLOPs (an odd half square) is no whole number of MACs: null, not rounded.
+            "forward_macs": None if rest else macs,
+            "flops_per_token": forward / tokens,
+            "train_flops_per_token": figures["train_flops"] / tokens,
         }
 
     @property
@@ -203,16 +217,7 @@ class Analysis:
         return self.memory
 
     def _flops_totals(self) -> dict[str, Any]:
-        figures = dict(self.flops)
-        tokens = self.run.batch * self.run.seq_len
-        forward = figures["forward_flops"]
-        # Half of an odd number of FLOPs (an odd half square) has no whole number of MACs: said as null, not rounded.
-        figures["forward_macs"] = forward >> 1 if forward % 2 == 0 else None
-        if self.options.convention.name == "fvcore":
-            figures["forward_macs"] = forward
-        figures["flops_per_token"] = forward / tokens
-        figures["train_flops_per_token"] = figures["train_flops"] / tokens
-        return figures
+        return self.with_ratios(self.flops, self.options.convention)
 
     def items(self, command: str) -> list[Item]:
         """What the rows of a command sum: priced ops, parameters, or tensors at the end of a forward pass."""
@@ -326,6 +331,10 @@ class Point(NamedTuple):
     analysis: Analysis
     assumptions: dict[str, Any]
     warnings: list[str]
+
+    def priced_by(self, convention: Convention) -> dict[str, Any]:
+        """FLOPs, MACs and per-token figures by another convention."""
+        return self.analysis.with_ratios(self.analysis.priced_by(convention), convention)
 
     def report(self, command: str | None, by: str, formula: bool) -> Report:
         """The report of a command; None is all of them, with the rows of ``flops``."""

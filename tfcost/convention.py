@@ -255,11 +255,11 @@ _CONVENTIONS: tuple[Convention, ...] = (
             **dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"), 8),
         },
     ),
-    _six_p("6p-all", "active_parameters", "all (active) parameters"),
+    _six_p("6p-all", "parameters", "all parameters"),
     _six_p("6p-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
     _six_p("6p-non-embedding", "non_embedding_parameters", "without embeddings and head"),
     _six_p("6p-active", "active_parameters", "the parameters that a token uses (mixture of experts)"),
-    _palm("palm-all", "active_parameters", "all (active) parameters"),
+    _palm("palm-all", "parameters", "all parameters"),
     _palm("palm-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
     _palm("palm-non-embedding", "non_embedding_parameters", "without embeddings and head"),
     FormulaConvention(
