@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from tfcost.blocks import Run
-from tfcost.config import ModelConfig
-from tfcost.convention import DOCUMENT, Convention, Facts, Line, OpConvention, convention
+from tfcost.config import ModelConfig, choice
+from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention
+from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
 from tfcost.graph import Graph, Saved, Size, Tensor, saved_tensors, weights_of
@@ -56,8 +56,7 @@ class Item(NamedTuple):
     note: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """How a graph is priced: bytes of an element, the convention, and whether causal squares count by half."""
 
     itemsize: int = 2
@@ -117,8 +116,12 @@ class Analysis:
 
     def lines(self, convention: Convention, half: bool) -> list[Line]:
         """The work of a pass priced by a convention, with causal squares by half or in full."""
-        if half and isinstance(convention, OpConvention):
-            convention = replace(convention, causal_half=True)
+        if half:
+            if not isinstance(convention, OpConvention) or convention.per_mac != FLOPS_PER_MAC:
+                raise InputError(
+                    f"--causal half does not apply to --convention {convention.name}, which fixes its own count"
+                )
+            convention = convention._replace(causal_half=True)
         return convention.lines(self.graph, Facts(self.cfg, self.run, self.parameters))
 
     @cached_property
@@ -147,6 +150,11 @@ class Analysis:
             "attention_flops": attention,
         }
 
+    @property
+    def kernel_recompute(self) -> Size:
+        """FLOPs that fused attention's backward spends on making the scores again: 2bN²d per layer. In no other total."""
+        return sum([op.copies * FLOPS_PER_MAC * op.recompute.macs for op in self.graph.ops])
+
     @cached_property
     def memory(self) -> dict[str, Size]:
         """Bytes at the end of a forward pass: kept by the layers, kept by head and loss, and the weights."""
@@ -173,15 +181,19 @@ class Analysis:
         """What one layer keeps, where all layers keep the same; None where they differ."""
         sums: list[Size] = []
         for repeat in self.graph.repeats:
-            prefix = repeat.path + "/"
-            sums.append(sum([each.tensor.bytes for each in saved if each.tensor.path.startswith(prefix)]))
+            inside = {id(op) for op in self.graph.ops[repeat.start : repeat.stop]}
+            # A tensor from outside (an encoder's output) is no layer's own, whichever layer keeps it.
+            own = [each for each in saved if id(each.op) in inside and each.tensor.path.startswith(repeat.path + "/")]
+            sums.append(sum([each.tensor.bytes for each in own]))
         return sums[0] if sums and all(each == sums[0] for each in sums) else None
 
     def totals(self, commands: Iterable[str] = ("flops", "params", "memory")) -> dict[str, Any]:
         """The totals of some commands, as numbers; a symbolic analysis has no per-token ratios."""
         figures: dict[str, Any] = {}
         for command in commands:
-            figures |= {"flops": self._flops_totals, "params": self._params_totals, "memory": self._memory_totals}[command]()
+            figures |= {"flops": self._flops_totals, "params": self._params_totals, "memory": self._memory_totals}[
+                command
+            ]()
         return {key: figures[key] for command in commands for key in TOTALS[command]}
 
     def _params_totals(self) -> dict[str, Any]:
@@ -216,7 +228,7 @@ class Analysis:
         layers, head = self.split_saved()
         kept = [
             Item(
-                f"{saved.op.path}/{saved.tensor.path.rpartition('/')[2]}",
+                f"{saved.op.path}/{_leaf(saved)}",
                 saved.copies,
                 {"bytes": saved.tensor.bytes},
                 {"tensor": saved.tensor.path, "shape": list(saved.tensor.shape), "itemsize": saved.tensor.itemsize},
@@ -248,28 +260,36 @@ class Analysis:
             groups.setdefault(key(item.path), []).append(item)
         return [_row(name, group, {}) for name, group in groups.items()]
 
-    def _layer_rows(self, items: list[Item]) -> list[dict[str, Any]]:
-        repeats = self.graph.repeats
-        if (count := sum(r.times for r in repeats)) > MAX_LAYER_ROWS:
-            raise InputError(f"--by layer would print {count:,} rows; at most {MAX_LAYER_ROWS:,}: use --by component")
-        rows: list[dict[str, Any]] = []
-        done: set[str] = set()
+    def layer_groups(self, items: list[Item]) -> list[tuple[str, Size, list[Item]]]:
+        """Items grouped for ``by="layer"``: (path, how many such rows, the items of one), in the order of the model.
+
+        What the layers share is created once: it stands in a row of its own, not in the first layer's.
+        """
+        groups: dict[str, tuple[Size, list[Item]]] = {}
         for item in items:
-            repeat = next((r for r in repeats if item.path.startswith(r.path + "/")), None)
-            name = repeat.path if repeat else self.component(item.path)
-            if name in done:
-                continue
-            done.add(name)
+            repeat = next((r for r in self.graph.repeats if item.path.startswith(r.path + "/")), None)
             if repeat is None:
-                rows.append(_row(name, [i for i in items if self.component(i.path) == name], {}))
-                continue
-            inside = [item for item in items if item.path.startswith(repeat.path + "/")]
-            # What all layers share is created once: it stands in a row of its own, not in the first layer's.
-            whole = [each for each in inside if each.copies == repeat.times]
-            rows += [_row(f"{repeat.path}/{index}", [i._replace(copies=1) for i in whole], {}) for index in range(repeat.times)]
-            if rest := [item for item in inside if item.copies != repeat.times]:
-                rows.append(_row(f"{repeat.path}/shared", rest, {}))
-        return rows
+                groups.setdefault(self.component(item.path), (1, []))[1].append(item)
+            elif item.copies == repeat.times:
+                groups.setdefault(repeat.path, (repeat.times, []))[1].append(item._replace(copies=1))
+            else:
+                groups.setdefault(f"{repeat.path}/shared", (1, []))[1].append(item)
+        return [(path, times, group) for path, (times, group) in groups.items()]
+
+    def _layer_rows(self, items: list[Item]) -> list[dict[str, Any]]:
+        if (count := sum(r.times for r in self.graph.repeats)) > MAX_LAYER_ROWS:
+            raise InputError(f"--by layer would print {count:,} rows; at most {MAX_LAYER_ROWS:,}: use --by component")
+        repeated = {r.path for r in self.graph.repeats}
+        return [
+            _row(f"{path}/{index}" if path in repeated else path, group, {})
+            for path, times, group in self.layer_groups(items)
+            for index in range(times)
+        ]
+
+
+def _leaf(saved: Saved) -> str:
+    """How a row names a tensor beside the op that keeps it: by what made it, or ``output`` where the op itself did."""
+    return "output" if saved.tensor.path == saved.op.path else saved.tensor.path.rpartition("/")[2]
 
 
 def _row(path: str, items: list[Item], note: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,13 +319,33 @@ def _inputs(cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src
     return Run(batch, seq_len, src_len)
 
 
-def _choice(name: str, value: str, allowed: Iterable[str]) -> str:
-    if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-    return value
+class Point(NamedTuple):
+    """A model in one pass, analysed: what :func:`analyze` reports, and commands of their own look into."""
+
+    model: Model
+    analysis: Analysis
+    assumptions: dict[str, Any]
+    warnings: list[str]
+
+    def report(self, command: str | None, by: str, formula: bool) -> Report:
+        """The report of a command; None is all of them, with the rows of ``flops``."""
+        analysis, run = self.analysis, self.analysis.run
+        inputs: dict[str, Any] = {"batch": run.batch, "seq_len": run.seq_len}
+        if run.src_len is not None:
+            inputs["src_len"] = run.src_len
+        shown = command if command in TOTALS else None
+        totals = analysis.totals((shown,) if shown else tuple(TOTALS))
+        if shown in (None, "flops") and run.attention == "flash":
+            totals["flash_recompute_flops"] = analysis.kernel_recompute
+        rows_of = shown or "flops"
+        return Report(
+            command or "analyze", {"name": self.model.name or None} | analysis.cfg._asdict(), inputs, self.assumptions,
+            totals, lambda: analysis.rows(rows_of, by),
+            (lambda: closed_forms_of(analysis, rows_of, by)) if formula else None, self.warnings,
+        )  # fmt: skip
 
 
-def analyze(
+def point_of(
     model: str | os.PathLike[str] | Model | None = None,
     *,
     batch: int = 1,
@@ -316,40 +356,20 @@ def analyze(
     dtype: str = "bf16",
     convention: str = "document",
     implementation: str = "document",
-    command: str | None = None,
-    by: str = "component",
-    formula: bool = False,
     **fields: Any,
-) -> Report:
-    """FLOPs, parameters and memory of a model in one pass.
-
-    ``model`` is a preset's name, a path to a ``config.json``, a :class:`~tfcost.models.Model`, or None for the model
-    that ``fields`` describe (``hidden=``, ``heads=``, ``layers=``, ``vocab=`` ...); with a model they are a what-if.
-    ``batch`` b and ``seq_len`` N are sequences and tokens per sequence, ``src_len`` an encoder-decoder's source tokens.
-
-    The report's ``totals`` are those of ``command`` ("flops", "params", "memory"), or of all three; its ``rows`` are
-    grouped ``by`` total, component, op or layer. With ``formula`` each carries its closed form. FLOPs and bytes are
-    exact ints. Raises :class:`~tfcost.errors.InputError` with one line for anything that cannot be used.
-    """
+) -> Point:
+    """Read what was given and build the graph; the arguments are those of :func:`analyze`."""
     source = DOCUMENT_MODEL if model is None else model if isinstance(model, Model) else load(model)
     cfg = source.config(**fields)
     if attention is None:
         attention = "flash" if source.from_config else "eager"
-    run = replace(
-        _inputs(cfg, source, batch, seq_len, src_len), attention=_choice("--attention", attention, ATTENTION)
-    )
-    _choice("--by", by, BY)
-    _choice("--implementation", implementation, IMPLEMENTATIONS)
+    run = _inputs(cfg, source, batch, seq_len, src_len)._replace(attention=choice("--attention", attention, ATTENTION))
+    choice("--implementation", implementation, IMPLEMENTATIONS)
     options = Options(
-        ITEMSIZE[_choice("--dtype", dtype, ITEMSIZE)],
-        _convention(convention),
-        _choice("--causal", causal, ("full", "half")),
+        ITEMSIZE[choice("--dtype", dtype, ITEMSIZE)],
+        convention_named(convention),
+        choice("--causal", causal, ("full", "half")),
     )
-    analysis = Analysis(cfg, run, options)
-    warnings = _warnings(cfg, source, run)
-    inputs: dict[str, Any] = {"batch": run.batch, "seq_len": run.seq_len}
-    if run.src_len is not None:
-        inputs["src_len"] = run.src_len
     assumptions = {
         "convention": convention, "implementation": implementation, "attention": attention, "dtype": dtype,
         "causal": causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
@@ -357,18 +377,37 @@ def analyze(
     }  # fmt: skip
     if cfg.vocab is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
-    commands = (command,) if command else ("flops", "params", "memory")
-    totals = analysis.totals(commands)
-    if command in (None, "flops") and attention == "flash":
-        totals["flash_recompute_flops"] = sum(op.copies * 2 * op.recompute.macs for op in analysis.graph.ops)
-    return Report(
-        command or "analyze", {"name": source.name or None} | asdict(cfg), inputs, assumptions, totals,
-        lambda: analysis.rows(command or "flops", by), (cfg, run, options, command or "flops", by) if formula else None, warnings,
-    )  # fmt: skip
+    return Point(source, Analysis(cfg, run, options), assumptions, _warnings(cfg, source, run))
 
 
-def _convention(name: str) -> Convention:
-    return convention(name)
+def analyze(
+    model: str | os.PathLike[str] | Model | None = None,
+    *,
+    command: str | None = None,
+    by: str = "component",
+    formula: bool = False,
+    **given: Any,
+) -> Report:
+    """FLOPs, parameters and memory of a model in one pass.
+
+    ``model`` is a preset's name, a path to a ``config.json``, a :class:`~tfcost.models.Model`, or None for the model
+    that fields describe (``hidden=``, ``heads=``, ``layers=``, ``vocab=`` ...); with a model they are a what-if.
+    ``batch`` b and ``seq_len`` N are sequences and tokens per sequence, ``src_len`` an encoder-decoder's source tokens;
+    ``attention``, ``causal``, ``dtype``, ``convention``, ``implementation`` are the flags of those names.
+
+    The report's ``totals`` are those of ``command`` ("flops", "params", "memory"), or of all three; its ``rows`` are
+    grouped ``by`` total, component, op or layer. With ``formula`` each carries its closed form. FLOPs and bytes are
+    exact ints. Raises :class:`~tfcost.errors.InputError` with one line for anything that cannot be used.
+    """
+    choice("--by", by, BY)
+    return point_of(model, **given).report(command, by, formula)
+
+
+def closed_forms_of(analysis: Analysis, command: str, by: str) -> Any:
+    """The closed forms of a numeric analysis (:class:`tfcost.symbols.ClosedForms`). Imports sympy."""
+    from tfcost.symbols import ClosedForms
+
+    return ClosedForms(analysis.cfg, analysis.run, analysis.options, command, by)
 
 
 def _warnings(cfg: ModelConfig, model: Model, run: Run) -> list[str]:

@@ -8,15 +8,14 @@ k``), since a view that makes a new tensor would break the counting by identity.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tfcost import ops
 from tfcost.config import ModelConfig
 from tfcost.graph import Graph, Size, Tensor, Work, div
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One pass: b sequences of N tokens (and S source tokens), and the attention kernel.
 
     ``attention``: ``"eager"`` and ``"math"`` keep the score square, ``"flash"`` recomputes it in backward and visits
@@ -46,7 +45,7 @@ def attention(
 
     Grouped heads (GQA, MQA) project fewer keys and values; the scores do not change: QKᵀ and PV are b h N M d_k MACs
     each, h the *query* heads. FLOPs for d = h d_k, M = N: 6bNd² + 2bN²d + 2bN²d + 2bNd². Keeps 11bNd + 5bN²h bytes.
-    ``values`` is read instead of ``source`` for V. Each projection is as wide as what it reads (MobileBERT's bottleneck).
+    ``values`` is read instead of ``source`` for V. A projection is as wide as what it reads (MobileBERT's bottleneck).
     """
     heads_kv, width = cfg.kv_heads, cfg.head_dim
     group = div(cfg.heads, heads_kv, "-h/--heads", "--kv-heads")
@@ -90,7 +89,15 @@ def _attend(
     eager = run.attention != "flash"
     visited = ("m", window) if window is not None and not eager else None
     scores = ops.contract(
-        g, "scores", "b n h g k, b m h k -> b h g n m", query, key, kind="scores", keep=eager, causal=causal, window=visited
+        g,
+        "scores",
+        "b n h g k, b m h k -> b h g n m",
+        query,
+        key,
+        kind="scores",
+        keep=eager,
+        causal=causal,
+        window=visited,
     )
     macs = g.ops[-1].forward.macs
     if cfg.attention_softcap:
@@ -166,7 +173,7 @@ def bottleneck(g: Graph, name: str, x: Tensor, cfg: ModelConfig) -> Tensor:
 
 
 def bottleneck_layer(g: Graph, x: Tensor, cfg: ModelConfig, run: Run) -> Tensor:
-    """MobileBERT's layer (Sun et al. 2020, arXiv:2004.02984, figure 1): attention and feed-forwards of width t inside one of width d.
+    """MobileBERT's layer (Sun et al. 2020, arXiv:2004.02984, figure 1): width t inside, width d outside.
 
     Queries and keys come from a projection that they share or from the layer's input, values from the layer's input,
     or all three from the input projection.
@@ -179,7 +186,9 @@ def bottleneck_layer(g: Graph, x: Tensor, cfg: ModelConfig, run: Run) -> Tensor:
         elif cfg.bottleneck_queries:
             query = bottleneck(g, "attention", x, cfg)
     values = inner if cfg.bottleneck_values else x
-    inner = residual(g, "attention", inner, cfg, lambda _: attention(g, "attention", query, query, cfg, run, values=values))
+    inner = residual(
+        g, "attention", inner, cfg, lambda _: attention(g, "attention", query, query, cfg, run, values=values)
+    )
     inner = feed_forwards(g, inner, cfg)
     with g.scope("bottleneck"):
         out = ops.linear(g, "output", "b n t, t d -> b n d", inner, (cfg.bottleneck, cfg.hidden))
@@ -194,7 +203,7 @@ def feed_forwards(g: Graph, x: Tensor, cfg: ModelConfig) -> Tensor:
         return residual(g, name, y, cfg, lambda z: feed_forward(g, name, z, inner))
 
     for index in range(1, cfg.ffn_count):
-        x = feed(f"mlp_{index}", x, replace(cfg, ffn_output_dropout=0.0))
+        x = feed(f"mlp_{index}", x, cfg._replace(ffn_output_dropout=0.0))
     return feed("mlp", x, cfg)
 
 

@@ -5,9 +5,8 @@ Sizes may be ints or symbols: :mod:`tfcost.symbols` puts symbols into the same d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from tfcost.errors import InputError
 from tfcost.graph import Size, div, least
@@ -22,8 +21,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The fields whose values are names, and the names that a flag may give. (A config.json may bring further ones.)"""
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(NamedTuple):
     """A Transformer's structure, complete: every field that the result depends on has its value.
 
     Sizes are in elements. The names are the long flags' with underscores; the fields below the first block are those
@@ -123,12 +121,14 @@ class ModelConfig:
         """Layers of the one stack (l), or of each stack where both have as many; else the sum of both."""
         if self.arch != "encoder-decoder":
             return self.encoder_layers + self.decoder_layers
-        return self.encoder_layers if self.encoder_layers == self.decoder_layers else self.encoder_layers + (
-            self.decoder_layers
+        return (
+            self.encoder_layers
+            if self.encoder_layers == self.decoder_layers
+            else self.encoder_layers + (self.decoder_layers)
         )
 
 
-FIELDS = tuple(field.name for field in fields(ModelConfig))
+FIELDS = ModelConfig._fields
 PROJECTIONS = ("none", "before", "after", "unused")
 """Where the projection from E to d stands: before positions are added, after the embedding's norm and dropout, or
 nowhere, its weights held all the same."""
@@ -145,6 +145,13 @@ def flag(field: str) -> str:
     return FLAG.get(field, "--" + field.replace("_", "-"))
 
 
+def choice(name: str, value: str, allowed: Iterable[str]) -> str:
+    """The value of a flag that takes names; :class:`InputError` for another."""
+    if value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
 def check(stated: Mapping[str, Any]) -> None:
     """Raise :class:`InputError` unless every field that a person states, by flag or keyword, has an allowed value."""
     for field, value in stated.items():
@@ -154,8 +161,8 @@ def check(stated: Mapping[str, Any]) -> None:
             raise InputError(f"unknown model field {field!r}")
         if field in SIZE_FIELDS and isinstance(value, (int, float)) and (value < 1 or not isinstance(value, int)):
             raise InputError(f"{flag(field)} must be a whole number of at least 1, not {value}")
-        if field in CHOICES and value not in CHOICES[field]:
-            raise InputError(f"{flag(field)} must be one of {', '.join(CHOICES[field])}, not {value!r}")
+        if field in CHOICES:
+            choice(flag(field), value, CHOICES[field])
         if field.endswith("dropout") and not 0 <= value < 1:
             raise InputError(f"{flag(field)} must be at least 0 and below 1, not {value}")
 

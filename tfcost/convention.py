@@ -7,8 +7,8 @@ formula over parameters, layers and lengths. Both yield :class:`Line` s, so ever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig
@@ -16,6 +16,11 @@ from tfcost.errors import InputError, UnknownName
 from tfcost.graph import Graph, Op, Size, div
 
 FLOPS_PER_MAC = 2  # one multiplication and one addition
+
+ATTENTION_KINDS = frozenset({"scores", "weighted_sum"})
+"""The products over the score square: QKᵀ and PV."""
+
+GRADIENTS = 2  # both operands of QKᵀ and PV are activations with a gradient, each a product of the same size
 
 
 class Line(NamedTuple):
@@ -53,26 +58,18 @@ class Facts(NamedTuple):
         return self.cfg.layers
 
 
-@dataclass(frozen=True)
-class Convention:
-    """A named way to count. ``counts`` and ``leaves_out`` say it in words; ``source`` says whose it is."""
+class OpConvention(NamedTuple):
+    """Prices each op: ``per_mac`` per multiply-accumulate, plus ``pointwise[kind]`` per element of other ops.
+
+    ``counts`` and ``leaves_out`` say it in words; ``source`` says whose way to count it is.
+    """
 
     name: str
     counts: str
     leaves_out: str
     source: str
-
-    def lines(self, graph: Graph, facts: Facts) -> list[Line]:
-        """The priced work of one forward and backward pass."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class OpConvention(Convention):
-    """Prices each op: ``per_mac`` per multiply-accumulate, plus ``pointwise[kind]`` per element of other ops."""
-
     per_mac: int = FLOPS_PER_MAC
-    pointwise: Mapping[str, int] = field(default_factory=dict)
+    pointwise: Mapping[str, int] = MappingProxyType({})
     causal_half: bool = False
     fused_attention: bool = True
     kernel_recompute: bool = False
@@ -91,28 +88,25 @@ class OpConvention(Convention):
             if not each and not recompute:
                 return None
             work = each * op.forward.elements
-            return Line(op.path, op.copies, 0, work, self.backward * each * op.backward.elements + recompute)
+            return Line(op.path, op.copies, 0, work, each * op.backward.elements + recompute if self.backward else 0)
         forward, backward = self.per_mac * op.forward.macs, self.per_mac * op.backward.macs
         if self.causal_half and op.causal is not None:
-            # Half of 2 FLOPs per point: one. So half a square stays an integer however odd N is.
-            forward = (self.per_mac - 1) * op.causal
+            # Half of the points at FLOPS_PER_MAC each: one FLOP per point, so that an odd square stays an integer.
+            forward = op.causal
             backward = GRADIENTS * forward
         forward += each * op.forward.elements
         backward += each * op.backward.elements
-        return Line(op.path, op.copies, op.forward.macs, forward, self.backward * backward, 0, attention)
+        return Line(op.path, op.copies, op.forward.macs, forward, backward if self.backward else 0, 0, attention)
 
 
-ATTENTION_KINDS = frozenset({"scores", "weighted_sum"})
-"""The products over the score square: QKᵀ and PV. Both operands are activations, so both always have gradients."""
-
-GRADIENTS = 2
-
-
-@dataclass(frozen=True)
-class FormulaConvention(Convention):
+class FormulaConvention(NamedTuple):
     """A published formula: ``formula(facts)`` gives its terms as (name, forward, backward, recompute)."""
 
-    formula: Callable[[Facts], list[tuple[str, Size, Size, Size]]] = lambda _: []
+    name: str
+    counts: str
+    leaves_out: str
+    source: str
+    formula: Callable[[Facts], list[tuple[str, Size, Size, Size]]]
 
     def lines(self, graph: Graph, facts: Facts) -> list[Line]:
         """One line per term of the formula."""
@@ -122,15 +116,21 @@ class FormulaConvention(Convention):
         ]
 
 
+Convention: TypeAlias = "OpConvention | FormulaConvention"
+
+
 def _six_p(name: str, key: str, words: str) -> FormulaConvention:
     def formula(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
         work = 2 * facts.parameters[key] * facts.tokens  # one MAC per parameter and token
         return [("parameters", work, 2 * work, 0)]
 
     return FormulaConvention(
-        name, f"6 P per token, P = {words}", "attention's score square", "Kaplan et al. 2020, arXiv:2001.08361, section 2.1",
+        name,
+        f"6 P per token, P = {words}",
+        "attention's score square",
+        "Kaplan et al. 2020, arXiv:2001.08361, section 2.1",
         formula,
-    )  # fmt: skip
+    )
 
 
 def _palm(name: str, key: str, words: str) -> FormulaConvention:
@@ -141,9 +141,12 @@ def _palm(name: str, key: str, words: str) -> FormulaConvention:
         return [("parameters", work, 2 * work, 0), ("attention", square, 2 * square, 0)]
 
     return FormulaConvention(
-        name, f"6 P + 12 l h d_k N per token, P = {words}", "nothing of the matmuls (counts biases and norms as matmuls)",
-        "Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B", formula,
-    )  # fmt: skip
+        name,
+        f"6 P + 12 l h d_k N per token, P = {words}",
+        "nothing of the matmuls (counts biases and norms as matmuls)",
+        "Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B",
+        formula,
+    )
 
 
 def _megatron_terms(facts: Facts, name: str) -> tuple[Size, Size, Size]:
@@ -152,8 +155,10 @@ def _megatron_terms(facts: Facts, name: str) -> tuple[Size, Size, Size]:
     tokens, layers = run.batch * run.seq_len, facts.one_stack(name)
     vocab = 0 if cfg.vocab is None else cfg.vocab
     return (
-        24 * tokens * layers * cfg.hidden**2, 4 * tokens * layers * run.seq_len * cfg.hidden, 2 * tokens * cfg.hidden * vocab,
-    )  # fmt: skip
+        24 * tokens * layers * cfg.hidden**2,
+        4 * tokens * layers * run.seq_len * cfg.hidden,
+        2 * tokens * cfg.hidden * vocab,
+    )
 
 
 def _megatron(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
@@ -164,8 +169,10 @@ def _megatron(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
 def _megatron_recompute(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
     linear, square, logits = _megatron_terms(facts, "megatron-recompute")
     return [
-        ("layers", linear, 2 * linear, linear), ("attention", square, 2 * square, square), ("logits", logits, 2 * logits, 0),
-    ]  # fmt: skip
+        ("layers", linear, 2 * linear, linear),
+        ("attention", square, 2 * square, square),
+        ("logits", logits, 2 * logits, 0),
+    ]
 
 
 def _korthikanti(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
@@ -173,8 +180,10 @@ def _korthikanti(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
     # Printed: 72bLsh²(1 + s/3h + v/12hL) hardware against 1 + s/6h for the model, so recomputation is s/6h of 72bLsh²,
     # three times attention's forward. (The text's own sum, s/6h + s/18h, would be once.)
     return [
-        ("layers", linear, 2 * linear, 0), ("attention", square, 2 * square, 3 * square), ("logits", logits, 2 * logits, 0),
-    ]  # fmt: skip
+        ("layers", linear, 2 * linear, 0),
+        ("attention", square, 2 * square, 3 * square),
+        ("logits", logits, 2 * logits, 0),
+    ]
 
 
 def _mosaic(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
@@ -218,23 +227,31 @@ def _gpt3(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
 
 
 DOCUMENT = OpConvention(
-    "document", "2 FLOPs per multiply-accumulate of every matmul, full score square; backward twice forward",
+    "document",
+    "2 FLOPs per multiply-accumulate of every matmul, full score square; backward twice forward",
     "norms, softmax, activations, biases, residual sums, embedding lookups",
     "24bNd² + 4bN²d per layer + 2bNdV; Narayanan et al. 2021, arXiv:2104.04473, appendix",
-)  # fmt: skip
+)
 
 _CONVENTIONS: tuple[Convention, ...] = (
     DOCUMENT,
     OpConvention(
-        "causal", "as document, with exactly half of each causal score square (N²/2 products)",
-        "as document, and what the causal mask hides", "Dao 2023 (FlashAttention-2), arXiv:2307.08691, section 4.1",
+        "causal",
+        "as document, with exactly half of each causal score square (N²/2 products)",
+        "as document, and what the causal mask hides",
+        "Dao 2023 (FlashAttention-2), arXiv:2307.08691, section 4.1",
         causal_half=True,
     ),
     OpConvention(
-        "pointwise", "as document, and per element: softmax 5, norm 5, activation 8, dropout 4",
-        "biases, residual sums, embedding lookups", "Clark et al. 2020 (ELECTRA), google-research/electra, flops_computation.py",
+        "pointwise",
+        "as document, and per element: softmax 5, norm 5, activation 8, dropout 4",
+        "biases, residual sums, embedding lookups",
+        "Clark et al. 2020 (ELECTRA), google-research/electra, flops_computation.py",
         pointwise={
-            "softmax": 5, "layernorm": 5, "rmsnorm": 5, "dropout": 4,
+            "softmax": 5,
+            "layernorm": 5,
+            "rmsnorm": 5,
+            "dropout": 4,
             **dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"), 8),
         },
     ),
@@ -246,49 +263,79 @@ _CONVENTIONS: tuple[Convention, ...] = (
     _palm("palm-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
     _palm("palm-non-embedding", "non_embedding_parameters", "without embeddings and head"),
     FormulaConvention(
-        "megatron", "72 b l N d² (1 + N/6d + V/12ld) per step", "norms; any other shape than d_ff = 4d, h d_k = d",
-        "Narayanan et al. 2021, arXiv:2104.04473, equation 3, without recomputation", _megatron,
+        "megatron",
+        "72 b l N d² (1 + N/6d + V/12ld) per step",
+        "norms; any other shape than d_ff = 4d, h d_k = d",
+        "Narayanan et al. 2021, arXiv:2104.04473, equation 3, without recomputation",
+        _megatron,
     ),
     FormulaConvention(
-        "megatron-recompute", "96 b l N d² (1 + N/6d + V/16ld) per step: layers computed twice, logits once",
-        "norms; any other shape than d_ff = 4d, h d_k = d", "Narayanan et al. 2021, arXiv:2104.04473, equation 3",
+        "megatron-recompute",
+        "96 b l N d² (1 + N/6d + V/16ld) per step: layers computed twice, logits once",
+        "norms; any other shape than d_ff = 4d, h d_k = d",
+        "Narayanan et al. 2021, arXiv:2104.04473, equation 3",
         _megatron_recompute,
     ),
     FormulaConvention(
-        "korthikanti-eq8", "72 b l N d² (1 + N/3d + V/12ld): selective recomputation, as printed",
-        "norms (its own text sums to N/6d + N/18d)", "Korthikanti et al. 2022, arXiv:2205.05198, equation 8", _korthikanti,
+        "korthikanti-eq8",
+        "72 b l N d² (1 + N/3d + V/12ld): selective recomputation, as printed",
+        "norms (its own text sums to N/6d + N/18d)",
+        "Korthikanti et al. 2022, arXiv:2205.05198, equation 8",
+        _korthikanti,
     ),
     FormulaConvention(
-        "mosaic", "6 P + 12 l d N per token; hardware 4/3 of it, logits too",
-        "nothing of the matmuls (counts embeddings as matmuls)", "MosaicML llm-foundry, scripts/train/benchmarking", _mosaic,
+        "mosaic",
+        "6 P + 12 l d N per token; hardware 4/3 of it, logits too",
+        "nothing of the matmuls (counts embeddings as matmuls)",
+        "MosaicML llm-foundry, scripts/train/benchmarking",
+        _mosaic,
     ),
     FormulaConvention(
-        "chinchilla", "appendix F: matmuls, embedding as a matmul, softmax 3 per score; backward twice forward",
-        "norms, activations; a gated third matrix", "Hoffmann et al. 2022, arXiv:2203.15556, appendix F", _chinchilla,
+        "chinchilla",
+        "appendix F: matmuls, embedding as a matmul, softmax 3 per score; backward twice forward",
+        "norms, activations; a gated third matrix",
+        "Hoffmann et al. 2022, arXiv:2203.15556, appendix F",
+        _chinchilla,
     ),
     FormulaConvention(
-        "chinchilla-a4", "as chinchilla, without embedding and logits: what the paper's table A4 shows",
-        "embedding, logits, norms, activations", "Hoffmann et al. 2022, arXiv:2203.15556, table A4", _chinchilla_a4,
+        "chinchilla-a4",
+        "as chinchilla, without embedding and logits: what the paper's table A4 shows",
+        "embedding, logits, norms, activations",
+        "Hoffmann et al. 2022, arXiv:2203.15556, table A4",
+        _chinchilla_a4,
     ),
     FormulaConvention(
-        "bigscience-8p", "8 P per token: 6 P and 2 P for recomputation", "attention's score square",
-        "BigScience, Megatron-DeepSpeed README (BLOOM)", _bigscience,
+        "bigscience-8p",
+        "8 P per token: 6 P and 2 P for recomputation",
+        "attention's score square",
+        "BigScience, Megatron-DeepSpeed README (BLOOM)",
+        _bigscience,
     ),
     FormulaConvention(
-        "gpt3-d1", "6 P per token (3 P in an encoder-decoder)", "attention's score square",
-        "Brown et al. 2020, arXiv:2005.14165, appendix D", _gpt3,
+        "gpt3-d1",
+        "6 P per token (3 P in an encoder-decoder)",
+        "attention's score square",
+        "Brown et al. 2020, arXiv:2005.14165, appendix D",
+        _gpt3,
     ),
     OpConvention(
-        "fvcore", "MACs of matmuls, and 5 per element of a LayerNorm; forward only",
+        "fvcore",
+        "MACs of matmuls, and 5 per element of a LayerNorm; forward only",
         "softmax, RMSNorm, activations; fused attention, baddbmm and the encoder fast path (no handler)",
-        "fvcore 0.1.5, FlopCountAnalysis", per_mac=1, pointwise={"layernorm": 5}, fused_attention=False, backward=False,
+        "fvcore 0.1.5, FlopCountAnalysis",
+        per_mac=1,
+        pointwise={"layernorm": 5},
+        fused_attention=False,
+        backward=False,
     ),
     OpConvention(
-        "torch", "2 FLOPs per multiply-accumulate of matmuls; flash backward 2.5x (it recomputes QKᵀ)",
-        "everything but matmuls and convolutions; CPU flash attention", "torch.utils.flop_counter.FlopCounterMode, torch 2.13",
+        "torch",
+        "2 FLOPs per multiply-accumulate of matmuls; flash backward 2.5x (it recomputes QKᵀ)",
+        "everything but matmuls and convolutions; CPU flash attention",
+        "torch.utils.flop_counter.FlopCounterMode, torch 2.13",
         kernel_recompute=True,
     ),
-)  # fmt: skip
+)
 
 CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention in _CONVENTIONS}
 

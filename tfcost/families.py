@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from tfcost import blocks, ops
@@ -45,7 +44,9 @@ def embed(g: Graph, cfg: ModelConfig, run: Run, length: Size, table: Tensor | No
             if not late:
                 x = project(g, cfg, x)
         if cfg.positions == "learned" and cfg.max_positions is not None:
-            rows = g.weight("position/weight", ("p", "d"), (cfg.max_positions + cfg.position_offset, width), "embedding")
+            rows = g.weight(
+                "position/weight", ("p", "d"), (cfg.max_positions + cfg.position_offset, width), "embedding"
+            )
             x = ops.add(g, "position_sum", x, ops.embedding(g, "position", ("b", "n", "d"), shape, rows))
         elif cfg.positions == "sinusoidal" and table is not None:
             x = ops.add(g, "position_sum", x, g.tensor("position", ("n", "d"), shape[1:], grad=False))
@@ -76,7 +77,9 @@ def projection(g: Graph, cfg: ModelConfig, x: Tensor) -> Tensor:
     return ops.linear(g, "projection", spec, x, shape, cfg.embedding_projection_bias)
 
 
-def stack(g: Graph, cfg: ModelConfig, run: Run, x: Tensor, layers: Size, causal: bool, memory: Tensor | None = None) -> Tensor:
+def stack(
+    g: Graph, cfg: ModelConfig, run: Run, x: Tensor, layers: Size, causal: bool, memory: Tensor | None = None
+) -> Tensor:
     """``layers`` layers, and the final norm where the model has one.
 
     Where some layers have a sliding window and some have none they are two groups, ``local_layer`` and
@@ -158,7 +161,7 @@ def decoder_config(cfg: ModelConfig) -> ModelConfig:
         changes = {"heads": cfg.decoder_heads, "kv_heads": cfg.decoder_heads, "head_dim": width}
     if cfg.decoder_ffn_hidden is not None:
         changes["ffn_hidden"] = cfg.decoder_ffn_hidden
-    return replace(cfg, **changes) if changes else cfg
+    return cfg._replace(**changes) if changes else cfg
 
 
 def finish(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor | None) -> None:

@@ -45,7 +45,7 @@ def least(a: Size, b: Size) -> Size:
 
 
 class Work(NamedTuple):
-    """What an op does, before any convention prices it: multiply-accumulates, and elements touched one by one."""
+    """What an op does, before a convention prices it: multiply-accumulates, and elements touched one by one."""
 
     macs: Size = 0
     elements: Size = 0
@@ -57,7 +57,7 @@ NO_WORK = Work()
 class Tensor:
     """A tensor: created once, counted once, by identity.
 
-    ``axes`` are the axis letters of its einsum (``b n d``), ``shape`` their sizes, ``itemsize`` the bytes of an element,
+    ``axes`` are the axis letters of its einsum (``b n d``), ``shape`` their sizes, ``itemsize`` bytes per element,
     ``copies`` how many such tensors the whole model has (one per repeated layer), ``grad`` whether backward computes
     its gradient. ``role`` is empty for an activation; a parameter has ``"weight"``, ``"embedding"`` or ``"head"``.
     ``first`` is set on the input of a repeated block: the tensor that is that input in the first repetition.

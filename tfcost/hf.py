@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfcost.errors import ConfigError, UnknownName
-from tfcost.model_types import COMMON_INERT, COMMON_MUST_BE, LABELS, MODEL_TYPES, Key, Keys, ModelType
+from tfcost.model_types import COMMON_INERT, COMMON_MUST_BE, LABELS, MODEL_TYPES, Key, ModelType, Nested
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """No config comes near it: id2label of a 20,000-class model takes a megabyte."""
@@ -136,7 +136,7 @@ class Read(NamedTuple):
     ignored: list[str]
 
 
-def read_keys(table: Keys, config: Mapping[str, Any], prefix: str = "") -> Read:
+def read_keys(table: ModelType | Nested, config: Mapping[str, Any], prefix: str = "") -> Read:
     """The values of the keys that a table reads, with defaults where they are absent (null is not absent).
 
     A key may stand under its own name and an alias; two values that differ are an error, since classes of different
@@ -155,7 +155,9 @@ def read_keys(table: Keys, config: Mapping[str, Any], prefix: str = "") -> Read:
             _check(prefix + name, table.keys[canonical], value)
             values[canonical] = value
         elif canonical in must_be:
-            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in must_be[canonical]):
+            if not any(
+                value == each and isinstance(value, bool) == isinstance(each, bool) for each in must_be[canonical]
+            ):
                 shown = " or ".join(_short(each) for each in must_be[canonical])
                 raise ConfigError(
                     f"{prefix}{name} {_short(value)} is not supported for this model type; supported: {shown}"

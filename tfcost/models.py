@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfcost.config import ModelConfig, check, complete
 from tfcost.data_files import data_path
@@ -15,8 +14,7 @@ from tfcost.errors import ConfigError, UnknownName
 from tfcost.hf import from_hf, read_json
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """A model as it was stated: where it came from, the fields it states, and the keys that were not understood."""
 
     name: str

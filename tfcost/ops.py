@@ -132,7 +132,7 @@ def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int
     """
     with g.scope(name):
         shape = x.axes[-axes:], x.shape[-axes:]
-        weights = (g.weight("weight", *shape),) if affine else ()
+        weights: tuple[Tensor, ...] = (g.weight("weight", *shape),) if affine else ()
         if bias and affine:
             weights += (g.weight("bias", *shape),)
     return _pointwise(g, kind, name, x, (x,), (x,), weights)

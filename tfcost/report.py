@@ -1,12 +1,11 @@
 """A :class:`Report` and its machine-readable forms: JSON, CSV, Markdown and LaTeX. Integers are raw; keys say units.
 
-The schema, ``tfcost.report/1``, is described in the README; a change of it, or of any number, is a line in CHANGELOG.md.
+The schema, ``tfcost.report/1``, is described in the README; a change of it, or of any number, is a line in the change
+log.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -14,12 +13,16 @@ from typing import Any
 
 SCHEMA = "tfcost.report/1"
 
+FIGURE = {"flops": ("flops", "FLOPs"), "params": ("parameters", "parameters"), "memory": ("bytes", "bytes")}
+"""The figure that the rows of a command sum: its key, and its unit in a table's header."""
+
 
 class Report:
-    """What a command found: the resolved ``model``, the ``inputs``, the ``assumptions``, the ``totals`` and the ``rows``.
+    """What a command found: the resolved ``model``, ``inputs``, ``assumptions``, ``totals`` and ``rows``.
 
     ``rows`` sum to the command's total: ``flops = count * flops_each``. Rows and closed forms are made when first asked
-    for. ``grid`` names the inputs that were lists: then each row is one combination with its totals.
+    for. ``grid`` names the inputs that were lists: then each row is one combination with its totals. ``extra`` holds
+    further keys of a command's own.
     """
 
     def __init__(
@@ -30,9 +33,10 @@ class Report:
         assumptions: Mapping[str, Any],
         totals: Mapping[str, Any],
         rows: Callable[[], list[dict[str, Any]]],
-        symbolic: Any = None,
+        closed: Callable[[], Any] | None = None,
         warnings: Sequence[str] = (),
         grid: Sequence[str] = (),
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.command = command
         self.model = dict(model)
@@ -42,32 +46,30 @@ class Report:
         self.warnings = list(warnings)
         self.grid = list(grid)
         self._rows = rows
-        self._symbolic = symbolic
+        self.closed_forms = closed
+        self.extra = dict(extra or {})
+
+    @cached_property
+    def closed(self) -> Any:
+        """The closed forms (:class:`tfcost.symbols.ClosedForms`), or None where they were not asked for."""
+        return None if self.closed_forms is None else self.closed_forms()
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The rows, each with its closed form where formulas were asked for."""
         rows = self._rows()
-        if self.closed is not None:
-            for row, formula in zip(rows, self.closed.row_formulas(), strict=True):
-                row["formula"] = str(formula)
+        if self.closed is not None and self.command in FIGURE and not self.grid:
+            for row, formula in zip(rows, self.closed.row_formulas(rows), strict=True):
+                row["formula"] = formula
         return rows
 
     @cached_property
-    def closed(self) -> Any:
-        """The closed forms (:class:`tfcost.symbols.ClosedForms`), or None where they were not asked for."""
-        if self._symbolic is None:
-            return None
-        from tfcost.symbols import ClosedForms
-
-        return ClosedForms(*self._symbolic)
-
-    @cached_property
-    def formulas(self) -> dict[str, str]:
-        """The closed form of each total, as plain text that sympy and Python read."""
+    def formulas(self) -> dict[str, Any]:
+        """The closed form of each total, as text that Python and sympy read (:class:`tfcost.symbols.Formula`)."""
         if self.closed is None:
             return {}
-        return {key: str(value) for key, value in self.closed.totals().items() if key in self.totals and value is not None}
+        wanted = self.rows[0] if self.grid else self.totals or None
+        return dict(self.closed.formulas(wanted))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts, lists, ints, floats and strings, in the shape of ``tfcost.report/1``."""
@@ -79,7 +81,7 @@ class Report:
             shape["grid"] = self.grid
         if self.formulas:
             shape["formulas"] = self.formulas
-        return shape | {"rows": self.rows}
+        return shape | self.extra | {"rows": self.rows}
 
     def to_json(self) -> str:
         """JSON with integers in full, however large."""
@@ -95,6 +97,9 @@ class Report:
 
     def to_csv(self) -> str:
         """One row per path (or per grid point), numeric cells, units in the header."""
+        import csv
+        import io
+
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns())
@@ -104,12 +109,13 @@ class Report:
     def to_markdown(self) -> str:
         """The rows and the totals as Markdown tables, with the assumptions below."""
         right = ["---" if _is_text(self.rows, column) else "---:" for column in self.columns()]
-        lines = [_pipe(self.columns()), _pipe(right), *[_pipe(self.cells(row)) for row in self.rows], ""]
+        cells = [[_code(row.get(column)) for column in self.columns()] for row in self.rows]
+        lines = [_pipe(self.columns()), _pipe(right), *map(_pipe, cells), ""]
         if self.totals:
             lines += [_pipe(["total", "value", *(["formula"] if self.formulas else [])])]
             lines += [_pipe(["---", "---:", *(["---"] if self.formulas else [])])]
             for key, value in self.totals.items():
-                lines.append(_pipe([key, _cell(value), *([self.formulas.get(key, "")] if self.formulas else [])]))
+                lines.append(_pipe([key, _cell(value), *([_code(self.formulas.get(key))] if self.formulas else [])]))
             lines.append("")
         return "\n".join([*lines, assumptions_line(self), ""])
 
@@ -118,11 +124,13 @@ class Report:
         columns = self.columns()
         layout = "".join("l" if _is_text(self.rows, column) else "r" for column in columns)
         lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", _latex_row(columns), r"\midrule"]
-        math = self.closed.latex_rows() if self.closed is not None else []
-        for index, row in enumerate(self.rows):
-            cells = [_latex(cell) for cell in self.cells(row)]
-            if math:
-                cells[columns.index("formula")] = f"${math[index]}$"
+        for row in self.rows:
+            cells = [
+                f"${value.written('latex')}$"
+                if value is not None and hasattr(value, "written")
+                else _latex(_cell(value))
+                for value in map(row.get, columns)
+            ]
             lines.append(" & ".join(cells) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", "% " + assumptions_line(self), ""])
 
@@ -141,7 +149,11 @@ def assumptions_line(report: Report) -> str:
         parts += [f"counts {given['counts']}", f"leaves out {given['leaves_out']}", f"convention {given['convention']}"]
         parts.append(f"causal {given['causal']}")
     if report.command != "params":
-        parts += [f"implementation {given['implementation']}", f"attention {given['attention']}", f"dtype {given['dtype']}"]
+        parts += [
+            f"implementation {given['implementation']}",
+            f"attention {given['attention']}",
+            f"dtype {given['dtype']}",
+        ]
     if "vocabulary" in given:
         parts.append(f"vocabulary {given['vocabulary']}")
     if given["ignored_keys"]:
@@ -157,6 +169,12 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
+def _code(value: Any) -> str:
+    """A Markdown cell; a closed form is code, or its ``*`` would be read as emphasis."""
+    text = _cell(value)
+    return f"`{text}`" if value is not None and hasattr(value, "written") else text
+
+
 def _is_text(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
     return any(isinstance(row.get(column), (str, list)) for row in rows)
 
@@ -166,7 +184,17 @@ def _pipe(cells: Sequence[str]) -> str:
 
 
 def _latex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "_": r"\_", "&": r"\&", "%": r"\%", "#": r"\#", "$": r"\$", "^": r"\^{}", "{": r"\{", "}": r"\}"}
+    special = {
+        "\\": r"\textbackslash{}",
+        "_": r"\_",
+        "&": r"\&",
+        "%": r"\%",
+        "#": r"\#",
+        "$": r"\$",
+        "^": r"\^{}",
+        "{": r"\{",
+        "}": r"\}",
+    }
     return "".join(special.get(char, char) for char in text)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import sympy
 from sympy import Expr, Symbol
 
-from tfcost.analysis import TOTALS, Analysis, Options
+from tfcost.analysis import ATTENTION, ITEMSIZE, Analysis, Options
 from tfcost.blocks import Run
-from tfcost.config import ModelConfig
+from tfcost.config import ModelConfig, choice
+from tfcost.convention import convention as convention_named
+from tfcost.errors import UnknownName
 from tfcost.graph import Size, least
+from tfcost.models import DOCUMENT_MODEL, Model, load
 
 
 @least.register(Expr)
@@ -37,15 +41,16 @@ LENGTHS = frozenset("NTSM")
 
 
 def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
-    """The same model with symbols for sizes, and the value of each symbol.
+    """The same model with symbols for sizes, and the value of each symbol that has one.
 
     A size that follows from others in the usual way is written by them: d_k = d/h, h_kv = h, d_ff = 4d.
     """
     values: dict[Symbol, int] = {}
 
-    def name(field: str) -> Symbol:
-        made = symbol(FIELD_SYMBOLS[field])
-        values[made] = getattr(cfg, field)
+    def name(field: str, letter: str = "") -> Symbol:
+        made = symbol(letter or FIELD_SYMBOLS[field])
+        if isinstance(value := getattr(cfg, field), int):
+            values[made] = value
         return made
 
     d, h = name("hidden"), name("heads")
@@ -53,18 +58,13 @@ def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
     changes["kv_heads"] = h if cfg.kv_heads == cfg.heads else name("kv_heads")
     changes["head_dim"] = d / h if cfg.heads * cfg.head_dim == cfg.hidden else name("head_dim")
     changes["ffn_hidden"] = 4 * d if cfg.ffn_hidden == 4 * cfg.hidden else name("ffn_hidden")
-    for field in ("vocab", "src_vocab", "max_positions"):
-        if getattr(cfg, field) is not None:
-            changes[field] = name(field)
-    if cfg.arch != "encoder-decoder" or cfg.encoder_layers == cfg.decoder_layers:
-        layers = symbol("l")
-        values[layers] = cfg.decoder_layers if "decoder" in cfg.arch else cfg.encoder_layers
-        for field in ("encoder_layers", "decoder_layers"):
-            if getattr(cfg, field):
-                changes[field] = layers
-    else:
-        changes |= {field: name(field) for field in ("encoder_layers", "decoder_layers")}
-    return replace(cfg, **changes), values
+    changes |= {
+        field: name(field) for field in ("vocab", "src_vocab", "max_positions") if getattr(cfg, field) is not None
+    }
+    stacks = [field for field in ("encoder_layers", "decoder_layers") if field.partition("_")[0] in cfg.arch]
+    equal = all(getattr(cfg, field) == getattr(cfg, stacks[0]) for field in stacks)
+    changes |= {field: name(field, "l" if equal else "") for field in stacks}
+    return cfg._replace(**changes), values
 
 
 def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
@@ -75,7 +75,7 @@ def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
     if run.src_len is not None:
         source = symbol("S")
         values[source] = run.src_len
-    return replace(run, batch=batch, seq_len=length, src_len=source), values
+    return run._replace(batch=batch, seq_len=length, src_len=source), values
 
 
 class ClosedForms:
@@ -91,33 +91,216 @@ class ClosedForms:
     def totals(self) -> dict[str, Expr | None]:
         """The closed form of each total that has one, collected by the number of layers."""
         figures: dict[str, Any] = {**self.analysis.parameters, **self.analysis.flops, **self.analysis.memory}
+        figures["flash_recompute_flops"] = self.analysis.kernel_recompute
         figures["forward_macs"] = figures["forward_flops"] / 2
         tokens = self.analysis.run.batch * self.analysis.run.seq_len
         figures["flops_per_token"] = sympy.expand(figures["forward_flops"] / tokens)
         figures["train_flops_per_token"] = sympy.expand(figures["train_flops"] / tokens)
         return {key: None if value is None else by_layers(value) for key, value in figures.items()}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows on symbols, in the order of the numeric ones."""
-        return self.analysis.rows(self.command, "component" if self.by == "layer" else self.by)
+    def formulas(self, keys: Iterable[str] | None = None) -> dict[str, Formula]:
+        """The closed form of those of ``keys`` (default: all totals) that have one."""
+        totals = self.totals()
+        return {key: plain(totals[key]) for key in (totals if keys is None else keys) if totals.get(key) is not None}
 
-    def row_formulas(self) -> list[Expr]:
-        """The closed form of each row: of one copy where the row has a count, as ``flops_each``."""
-        if self.by == "layer":
-            return self._layer_formulas()
-        figure = {"flops": "flops_each", "params": "parameters_each", "memory": "bytes_each"}[self.command]
-        return [sympy.expand(row[figure]) for row in self.rows()]
+    def row_formulas(self, rows: list[dict[str, Any]]) -> list[Formula]:
+        """The closed form of each of the numeric rows: of one copy where the row has a count, as ``flops_each``."""
+        figure = {"flops": "flops", "params": "parameters", "memory": "bytes"}[self.command]
+        if self.by != "layer":
+            return [plain(row[f"{figure}_each"]) for row in self.analysis.rows(self.command, self.by)]
+        sums = {
+            path: plain(sum(item.copies * item.figures[figure] for item in group))
+            for path, _, group in self.analysis.layer_groups(self.analysis.items(self.command))
+        }
+        return [sums[path if (path := row["path"]) in sums else path.rpartition("/")[0]] for row in rows]
 
-    def _layer_formulas(self) -> list[Expr]:
-        raise NotImplementedError
 
-    def latex_rows(self) -> list[str]:
-        """The rows' closed forms in LaTeX."""
-        return [sympy.latex(formula) for formula in self.row_formulas()]
+class Formula(str):
+    """A closed form as text that Python and sympy read, ``2*N**2*b*d``; ``expr`` is the expression behind it."""
+
+    __slots__ = ("expr",)
+    expr: Expr
+
+    def written(self, style: str = "text") -> str:
+        """The formula as the documents write it (:func:`written`)."""
+        return written(self.expr, style)
+
+
+def plain(value: Size) -> Formula:
+    """An expression, collected by the numbers of layers, as a :class:`Formula`."""
+    expr = by_layers(value)
+    formula = Formula(expr)
+    formula.expr = expr
+    return formula
+
+
+DEPTHS = tuple(symbol(name) for name in ("l", "l_enc", "l_dec"))
 
 
 def by_layers(value: Size) -> Expr:
-    """An expression expanded, then collected by the numbers of layers: ``l(24bNd² + 4bN²d) + 2bNdV``."""
+    """An expression expanded, then collected by the numbers of layers: ``l*(24*N*b*d**2 + ...) + 2*N*V*b*d``."""
     expression = sympy.expand(sympy.sympify(value))
-    depths = [symbol(name) for name in ("l", "l_enc", "l_dec")]
-    return sympy.collect(expression, [depth for depth in depths if depth in expression.free_symbols])
+    return sympy.collect(expression, [depth for depth in DEPTHS if depth in expression.free_symbols])
+
+
+def symbolic_model(model: str | os.PathLike[str] | Model | None, fields: dict[str, Any]) -> tuple[ModelConfig, Model]:
+    """A model's config, with symbols for the sizes that nothing states (d, h, l and V)."""
+    source = DOCUMENT_MODEL if model is None else model if isinstance(model, Model) else load(model)
+    if not source.from_config:
+        stated = {key for key, value in fields.items() if value is not None}
+        missing: dict[str, Any] = {"hidden": symbol("d"), "heads": symbol("h"), "vocab": symbol("V")}
+        if not stated & {"layers", "encoder_layers", "decoder_layers"}:
+            missing["layers"] = symbol("l")
+        source = source._replace(stated={key: value for key, value in missing.items() if key not in stated})
+    return source.config(**fields), source
+
+
+def closed_forms(
+    model: str | os.PathLike[str] | Model | None = None,
+    *,
+    attention: str | None = None,
+    causal: str = "full",
+    dtype: str = "bf16",
+    convention: str = "document",
+    by: str = "component",
+    command: str = "flops",
+    **fields: Any,
+) -> ClosedForms:
+    """The closed forms of a model, or of the document's (``model=None``) with whatever structure ``fields`` state."""
+    cfg, source = symbolic_model(model, fields)
+    kernel = choice("--attention", attention or ("flash" if source.from_config else "eager"), ATTENTION)
+    options = Options(
+        ITEMSIZE[choice("--dtype", dtype, ITEMSIZE)],
+        convention_named(convention),
+        choice("--causal", causal, ("full", "half")),
+    )
+    two = cfg.arch == "encoder-decoder" or cfg.cross_attention
+    run = Run(symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, kernel)
+    return ClosedForms(cfg, run, options, command, by)
+
+
+def closed_form(model: str | os.PathLike[str] | Model | None, quantity: str, **options: Any) -> Expr:
+    """The closed form of one total, as a sympy expression in positive integer symbols (:func:`symbol`).
+
+    ``closed_form(None, "forward_flops")`` is ``l*(4*N**2*b*d + 24*N*b*d**2) + 2*N*V*b*d``. ``quantity`` is a key of
+    ``totals`` (README); ``options`` are those of :func:`tfcost.analyze`. Raises :class:`~tfcost.errors.UnknownName`
+    for another key, and for one that has no closed form here (``activation_bytes_per_layer`` where layers differ).
+    """
+    totals = closed_forms(model, **options).totals()
+    if totals.get(quantity) is None:
+        raise UnknownName("quantity", quantity, [key for key, value in totals.items() if value is not None])
+    return totals[quantity]
+
+
+class Crossover(NamedTuple):
+    """The length at which a layer's quadratic part has grown to its linear part; None where one of them is zero."""
+
+    what: str
+    length: Expr | None
+
+
+def crossovers(forms: ClosedForms) -> list[Crossover]:
+    """Where the score square overtakes the rest of a layer: FLOPs at N = 6d, saved bytes at N = 34d/(5h)."""
+    analysis = forms.analysis
+    n = symbol("N")
+    same = {symbol("T"): n, symbol("S"): n}
+    inside = tuple(repeat.path + "/" for repeat in analysis.graph.repeats)
+    flops = sum(item.figures["flops"] for item in analysis.items("flops") if item.path.startswith(inside))
+    kept = sum(item.figures["bytes"] for item in analysis.items("memory") if item.path.startswith(inside))
+    found = []
+    for what, total in (("forward FLOPs", flops), ("bytes kept for backward", kept)):
+        expression = sympy.expand(sympy.sympify(total)).subs(same)
+        square, linear = expression.coeff(n, 2), expression.coeff(n, 1)
+        found.append(Crossover(what, None if square == 0 or linear == 0 else sympy.cancel(linear / square)))
+    return found
+
+
+def written(value: Expr, style: str = "text") -> str:
+    """A formula as the documents write it: ``l(24bNd² + 4bN²d) + 2bNdV``; ``style`` "text" or "latex".
+
+    Products are in the order of :data:`LETTERS`; sums go from the lowest power of a length to the highest; what is
+    multiplied by the number of layers is in brackets.
+    """
+    groups: dict[Expr, list[tuple[tuple[Any, ...], str]]] = {}
+    for term in sympy.Add.make_args(sympy.expand(value)):
+        depth = next((each for each in DEPTHS if term.has(each)), sympy.Integer(1))
+        rest = term / depth
+        groups.setdefault(depth, []).append((_order(rest), _product(rest, style)))
+    parts = []
+    for depth in sorted(groups, key=lambda each: (each == 1, str(each))):
+        inner = _sum([text for _, text in sorted(groups[depth])])
+        if depth == 1:
+            parts.append(inner)
+        elif len(groups[depth]) == 1 and not inner.startswith("-"):
+            name = _name(depth, style)
+            parts.append(name if inner == "1" else f"{name}·{inner}" if style == "text" else rf"{name} \cdot {inner}")
+        else:
+            left, right = ("(", ")") if style == "text" else (r"\left(", r"\right)")
+            parts.append(f"{_name(depth, style)}{left}{inner}{right}")
+    return _sum(parts)
+
+
+def _sum(parts: list[str]) -> str:
+    text = parts[0] if parts else "0"
+    for part in parts[1:]:
+        text += f" - {part[1:]}" if part.startswith("-") else f" + {part}"
+    return text
+
+
+def _order(term: Expr) -> tuple[Any, ...]:
+    powers = term.as_powers_dict()
+    degree = sum(power for base, power in powers.items() if str(base) in LENGTHS)
+    letters = tuple(-int(powers.get(symbol(letter), 0)) for letter in LETTERS)
+    return (int(degree), letters, str(term))
+
+
+def _name(letter: Expr, style: str) -> str:
+    text = str(letter)
+    if style == "text" or "_" not in text:
+        return text
+    head, _, tail = text.partition("_")
+    return f"{head}_{{{tail}}}" if len(tail) == 1 else rf"{head}_{{\mathrm{{{tail}}}}}"
+
+
+def _power(base: Expr, power: int, style: str) -> str:
+    if isinstance(base, sympy.Min):
+        inner = ", ".join(written(each, style) for each in sorted(base.args, key=str))
+        text = f"min({inner})" if style == "text" else rf"\min({inner})"
+    else:
+        text = _name(base, style)
+    if power == 1:
+        return text
+    return text + (str(power).translate(SUPERSCRIPT) if style == "text" else f"^{{{power}}}")
+
+
+SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+def _product(term: Expr, style: str) -> str:
+    coefficient, rest = term.as_coeff_Mul()
+    powers = rest.as_powers_dict() if rest != 1 else {}
+    known = {symbol(letter): index for index, letter in enumerate(LETTERS)}
+    order = sorted(powers, key=lambda base: (known.get(base, len(known)), str(base)))
+    above = [_power(base, int(powers[base]), style) for base in order if powers[base] > 0]
+    below = [_power(base, -int(powers[base]), style) for base in order if powers[base] < 0]
+    numerator, denominator = int(coefficient.p), int(coefficient.q)
+    top = _join(([] if abs(numerator) == 1 and above else [str(abs(numerator))]) + above, style)
+    if denominator != 1:
+        below.insert(0, str(denominator))
+    sign = "-" if numerator < 0 else ""
+    if not below:
+        return sign + top
+    bottom = _join(below, style)
+    if style == "latex":
+        return rf"{sign}\frac{{{top}}}{{{bottom}}}"
+    return f"{sign}{top}/{bottom}" if len(below) == 1 else f"{sign}{top}/({bottom})"
+
+
+def _join(factors: list[str], style: str) -> str:
+    """Factors side by side; a name of several letters is set off by a dot, so that d·d_ff is not read as dd_ff."""
+    text, after_long = "", False
+    for factor in factors:
+        long = len(factor.rstrip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻")) > 1 and not factor.isdigit() and style == "text"
+        text += ("·" if text and (long or after_long) else " " if text and style == "latex" else "") + factor
+        after_long = long
+    return text

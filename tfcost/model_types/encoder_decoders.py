@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tfcost.errors import ConfigError
@@ -29,7 +28,11 @@ DENSE_CLASSES: Mapping[str, Any] = {
 
 
 def _t5(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
-    stated |= {"embedding_dropout": stated["dropout"], "ffn_dropout": stated["dropout"], "final_dropout": stated["dropout"]}
+    stated |= {
+        "embedding_dropout": stated["dropout"],
+        "ffn_dropout": stated["dropout"],
+        "final_dropout": stated["dropout"],
+    }
     encoder, decoder = values["num_layers"], values["num_decoder_layers"]
     if decoder is None or stated["arch"] == "encoder":
         stated["layers"] = encoder
@@ -71,7 +74,7 @@ T5 = ModelType(
         "relative_attention_num_buckets": size("relative_buckets", 32),
         "feed_forward_proj": Key("", "relu", "name"),
         "is_gated_act": flag("", None),
-        "dense_act_fn": replace(activation("", ""), default=None, nullable=True),
+        "dense_act_fn": activation("", "")._replace(default=None, nullable=True),
         "dropout_rate": probability("dropout", 0.1),
         "classifier_dropout": probability("classifier_dropout", 0.0),
         "tie_word_embeddings": flag("tied", True),
@@ -90,13 +93,15 @@ T5 = ModelType(
         "hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
         "head_dim": "d_kv",
     },
-    inert=names("initializer_factor is_decoder layer_norm_epsilon relative_attention_max_distance scale_decoder_outputs"),
+    inert=names(
+        """initializer_factor is_decoder layer_norm_epsilon relative_attention_max_distance
+        scale_decoder_outputs"""
+    ),
     finish=_t5,
     renamed={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
 )  # fmt: skip
 
-MT5 = replace(
-    T5,
+MT5 = T5._replace(
     keys={
         **T5.keys,
         "d_ff": size("ffn_hidden", 1024),
@@ -138,7 +143,8 @@ BART = ModelType(
         "embedding_norm": True, "bias": True,
     },
     aliases={
-        "hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads", "num_hidden_layers": "encoder_layers",
+        "hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
     },
     inert=names(
         """classif_dropout decoder_layerdrop encoder_layerdrop force_bos_token_to_be_generated init_std is_decoder
@@ -153,8 +159,7 @@ BART = ModelType(
     labels=3,
 )  # fmt: skip
 
-MBART = replace(
-    BART,
+MBART = BART._replace(
     architectures={f"M{name}": head for name, head in BART.architectures.items()},
     fixed={**BART.fixed, "pre_norm": True, "final_norm": True},
     must_be={**BART.must_be, "normalize_before": (True,), "add_final_layer_norm": (True,)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tfcost.errors import ConfigError
@@ -79,7 +78,9 @@ def _mobilebert(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     trigram, bottleneck = values["trigram_input"], values["use_bottleneck"]
     hidden, inner = values["hidden_size"], values["intra_bottleneck_size"]
     if (true_hidden := values["true_hidden_size"]) not in (None, inner if bottleneck else hidden):
-        raise ConfigError(f"true_hidden_size {true_hidden} contradicts use_bottleneck, hidden_size and intra_bottleneck_size")
+        raise ConfigError(
+            f"true_hidden_size {true_hidden} contradicts use_bottleneck, hidden_size and intra_bottleneck_size"
+        )
     if values["embedding_size"] > hidden:
         raise ConfigError(f"embedding_size {values['embedding_size']} is larger than hidden_size {hidden}")
     stated |= {
@@ -139,8 +140,7 @@ BERT = ModelType(
 def roberta(prefix: str, vocab: int) -> ModelType:
     """RoBERTa's row for the classes that begin with ``prefix``."""
     masked = {**MASKED_LM, "head_activation": "gelu"}
-    return replace(
-        BERT,
+    return BERT._replace(
         keys={**BERT.keys, "vocab_size": size("vocab", vocab), "pad_token_id": size("", 1, least=-1, nullable=True)},
         architectures={
             f"{prefix}Model": POOLED,
@@ -180,8 +180,7 @@ DISTILBERT = ModelType(
     finish=_encoder,
 )
 
-ELECTRA = replace(
-    BERT,
+ELECTRA = BERT._replace(
     keys={
         **BERT.keys,
         "embedding_size": size("embedding_size", 128),
@@ -247,7 +246,7 @@ MOBILEBERT = ModelType(
         "use_bottleneck_attention": flag("", False),
         "key_query_shared_bottleneck": flag("", True),
         "num_feedforward_networks": size("ffn_count", 4),
-        "normalization_type": replace(activation("no_norm", ""), choices=("no_norm", "layer_norm")),
+        "normalization_type": activation("no_norm", "")._replace(choices=("no_norm", "layer_norm")),
         "classifier_activation": flag("pooler_dense", True),
         "true_hidden_size": size("", None),
     },

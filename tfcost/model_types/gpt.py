@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tfcost.errors import ConfigError
@@ -14,8 +13,8 @@ from tfcost.model_types.spec import (
     SCORE,
     SUMMARY,
     Key,
-    Keys,
     ModelType,
+    Nested,
     activation,
     decoder_heads,
     flag,
@@ -73,9 +72,13 @@ def _opt(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
 
 
 def _falcon(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
-    new, parallel, norms = (values[key] for key in ("new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn"))
+    new, parallel, norms = (
+        values[key] for key in ("new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn")
+    )
     if new and not parallel:
-        raise ConfigError("parallel_attn false is not supported with new_decoder_architecture true: the class cannot run it")
+        raise ConfigError(
+            "parallel_attn false is not supported with new_decoder_architecture true: the class cannot run it"
+        )
     if norms not in ((None, 1, 2) if new else (None, 1)):
         raise ConfigError(
             f"num_ln_in_parallel_attn {norms} is not supported with new_decoder_architecture {str(new).lower()}; "
@@ -121,12 +124,12 @@ GPT2 = ModelType(
     architectures={"GPT2LMHeadModel": LM_HEAD, "GPT2Model": NO_HEAD, "GPT2ForSequenceClassification": SCORE},
     fixed={**LEARNED, "bias": True},
     aliases=GPT2_NAMES,
-    inert=SUMMARY | names("layer_norm_epsilon n_ctx reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights"),
+    inert=SUMMARY
+    | names("layer_norm_epsilon n_ctx reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights"),
     finish=_cross_attention,
 )
 
-GPT_BIGCODE = replace(
-    GPT2,
+GPT_BIGCODE = GPT2._replace(
     keys={
         **GPT2.keys,
         "activation_function": activation("gelu_pytorch_tanh"),
@@ -135,8 +138,8 @@ GPT_BIGCODE = replace(
     architectures=decoder_heads("GPTBigCode"),
     inert=GPT2.inert
     | names(
-        """attention_head_type attention_softmax_in_fp32 inference_runner max_batch_size max_sequence_length
-        num_key_value_heads pad_key_length pre_allocate_kv_cache scale_attention_softmax_in_fp32 validate_runner_input"""
+        """attention_head_type attention_softmax_in_fp32 inference_runner max_batch_size
+        max_sequence_length num_key_value_heads pad_key_length pre_allocate_kv_cache scale_attention_softmax_in_fp32 validate_runner_input"""
     ),
     finish=_gpt_bigcode,
 )
@@ -207,7 +210,8 @@ GPT_NEOX = ModelType(
     fixed={**ROTARY, "bias": True, "parallel_norms": 2},
     inert=ROPE
     | names(
-        "attention_probs_dropout_prob classifier_dropout hidden_dropout_prob is_decoder layer_norm_eps layernorm_epsilon"
+        """attention_probs_dropout_prob classifier_dropout hidden_dropout_prob is_decoder layer_norm_eps
+        layernorm_epsilon"""
     ),
     finish=_gpt_neox,
 )
@@ -296,7 +300,7 @@ FALCON = ModelType(
     },
 )  # fmt: skip
 
-REFINED_WEB = replace(FALCON, keys={**FALCON.keys, "new_decoder_architecture": flag("", True)})
+REFINED_WEB = FALCON._replace(keys={**FALCON.keys, "new_decoder_architecture": flag("", True)})
 """Falcon-40B's original code has the new architecture without a key that says so."""
 
 MPT = ModelType(
@@ -309,7 +313,7 @@ MPT = ModelType(
         "tie_word_embeddings": flag("tied", True),
     },
     nested={
-        "attn_config": Keys(
+        "attn_config": Nested(
             keys={"attn_pdrop": probability("attention_dropout", 0.0)},
             inert=names("alibi_bias_max attn_impl attn_uses_sequence_id clip_qkv prefix_lm softmax_scale"),
             must_be={"attn_type": ("multihead_attention",), "qk_ln": (False,), "alibi": (True,)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tfcost.errors import ConfigError
@@ -67,7 +66,9 @@ def _phi(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     stated["qk_norm"] = "layernorm"
     heads, width = values["num_attention_heads"], values["head_dim"]
     if width is not None and heads * width != values["hidden_size"]:
-        raise ConfigError(f"head_dim {width} is not supported with qk_layernorm true: the class norms hidden_size / heads")
+        raise ConfigError(
+            f"head_dim {width} is not supported with qk_layernorm true: the class norms hidden_size / heads"
+        )
 
 
 LLAMA = ModelType(
@@ -98,8 +99,7 @@ def _without(keys: Mapping[str, Key], *left_out: str) -> dict[str, Key]:
     return {name: key for name, key in keys.items() if name not in left_out}
 
 
-MISTRAL = replace(
-    LLAMA,
+MISTRAL = LLAMA._replace(
     keys={
         **_without(LLAMA.keys, "attention_bias", "mlp_bias"),
         "num_key_value_heads": size("kv_heads", 8, nullable=True),
@@ -113,8 +113,7 @@ MISTRAL = replace(
     renamed={},
 )
 
-QWEN2 = replace(
-    LLAMA,
+QWEN2 = LLAMA._replace(
     keys={
         **_without(LLAMA.keys, "attention_bias", "mlp_bias"),
         "num_key_value_heads": size("kv_heads", 32, nullable=True),
@@ -134,16 +133,14 @@ QWEN2 = replace(
     renamed={},
 )
 
-QWEN3 = replace(
-    QWEN2,
+QWEN3 = QWEN2._replace(
     keys={**QWEN2.keys, "head_dim": size("head_dim", 128), "attention_bias": flag("attention_bias", False)},
     architectures=decoder_heads("Qwen3"),
     fixed={**LLAMA_LIKE, "qk_norm": "rmsnorm"},
     finish=_qwen3,
 )
 
-GEMMA = replace(
-    LLAMA,
+GEMMA = LLAMA._replace(
     keys={
         **_without(LLAMA.keys, "mlp_bias"),
         "hidden_size": size("hidden", 3072),
@@ -163,8 +160,7 @@ GEMMA = replace(
     renamed={},
 )
 
-GEMMA2 = replace(
-    GEMMA,
+GEMMA2 = GEMMA._replace(
     keys={
         **_without(GEMMA.keys, "hidden_act"),
         "hidden_size": size("hidden", 2304),
@@ -184,8 +180,7 @@ GEMMA2 = replace(
     finish=_gemma2,
 )
 
-GEMMA3 = replace(
-    GEMMA2,
+GEMMA3 = GEMMA2._replace(
     keys={
         **_without(GEMMA2.keys, "attn_logit_softcapping"),
         "vocab_size": size("vocab", 262208),

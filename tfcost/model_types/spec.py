@@ -2,27 +2,26 @@
 
 A row says, for one ``model_type``: the keys that it reads and the field of :class:`tfcost.config.ModelConfig` that each
 states (``keys``), the fields that every model of the type has (``fixed``), older or generic names of keys (``aliases``,
-after the class's ``attribute_map``), keys that no figure depends on (``inert``), keys that are understood at some values
-only (``must_be``), and the classes that ``architectures`` may name, the first the default, with the head that each has.
+after the class's ``attribute_map``), keys that no figure depends on (``inert``), keys understood at some values only
+(``must_be``), and the classes that ``architectures`` may name, the first the default, with the head that each has.
 What cannot be said by a key alone is a short function, ``finish``. Any other key is reported, not guessed at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 ACTIVATIONS = (
     "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate",
-    "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "laplace", "linear", "mish", "sigmoid", "silu", "swish", "tanh",
-    "prelu", "xielu",
+    "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "laplace", "linear", "mish", "sigmoid", "silu", "swish",
+    "tanh", "prelu", "xielu",
 )  # fmt: skip
 """The names in transformers' ``ACT2FN`` (activations.py, version 5.24)."""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A key of a config: the field that it states (empty: only ``finish`` reads it), its default and kind."""
 
     field: str
@@ -66,29 +65,36 @@ Finish = Callable[[Mapping[str, Any], dict[str, Any]], None]
 """``finish(values, stated)``: the values of the row's keys, and the fields they state, which it completes."""
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Keys of one object, and those of the objects nested in it (``nested``: their values are named ``outer.inner``)."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Nested(NamedTuple):
+    """The keys of an object inside a config: as :class:`ModelType` has them, without what makes a model."""
 
     keys: Mapping[str, Key]
     inert: frozenset[str] = frozenset()
-    must_be: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    nested: Mapping[str, Keys] = field(default_factory=dict)
+    must_be: Mapping[str, tuple[Any, ...]] = NOTHING
+    aliases: Mapping[str, str] = NOTHING
+    nested: Mapping[str, Nested] = NOTHING
 
 
-@dataclass(frozen=True)
-class ModelType(Keys):
-    """A row of the table; see the module's docstring. ``labels`` is the class's own default of ``num_labels``.
+class ModelType(NamedTuple):
+    """A row of the table; see the module's docstring.
 
-    ``renamed`` holds class names of older or original code, each with today's.
+    ``nested`` are objects inside the config, whose values are named ``outer.inner``; ``labels`` is the class's own
+    default of ``num_labels``; ``renamed`` has class names of older or original code, each with today's.
     """
 
-    architectures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Key]
+    architectures: Mapping[str, Mapping[str, Any]]
+    fixed: Mapping[str, Any]
+    aliases: Mapping[str, str] = NOTHING
+    inert: frozenset[str] = frozenset()
+    must_be: Mapping[str, tuple[Any, ...]] = NOTHING
     finish: Finish | None = None
+    nested: Mapping[str, Nested] = NOTHING
     labels: int = 2
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = NOTHING
 
 
 def names(text: str) -> frozenset[str]:
@@ -108,8 +114,8 @@ COMMON_INERT = names(
     num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id prefix
     problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
     suppress_tokens target_lookbehind task_specific_params temperature tf_legacy_loss tie_last_hidden_states
-    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p unk_token_id
-    unsloth_fixed unsloth_version use_bfloat16 use_cache""".strip()
+    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache""".strip()
 )
 """Keys of every config that change no figure: token ids, generation settings, labels, provenance, storage dtype."""
 

@@ -1,0 +1,5 @@
+"""``python -m tfcost``."""
+
+from tfcost.cli.main import run
+
+run()

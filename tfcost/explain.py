@@ -1,0 +1,133 @@
+"""A walk through one layer, as the documents do it: each step's shapes, FLOPs and what it keeps for backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfcost.analysis import Analysis
+from tfcost.config import ModelConfig
+from tfcost.convention import DOCUMENT, OpConvention
+from tfcost.graph import Graph, Op, Saved, Size, Tensor
+
+WORDS = {
+    "attention_norm": "each token's vector is normalised, then scaled (and shifted) per coordinate",
+    "cross_attention_norm": "normalised again before (pre-norm) or after (post-norm) attending to the encoder",
+    "mlp_norm": "normalised again around the feed-forward",
+    "query": "what each token looks for: one projection for all heads",
+    "key": "what each token offers to be found by",
+    "value": "what each token hands over when it is found",
+    "rotary_query": "queries turn by an angle that grows with their position",
+    "rotary_key": "keys turn alike, so that a score depends on the distance",
+    "scores": "QKᵀ/√d_k + mask: how well each query fits each key; the mask adds -inf to what must stay hidden",
+    "position_bias": "a learned bias per distance and head is added to the scores",
+    "softmax": "each row of scores becomes weights that sum to one; the gradient needs the weights",
+    "weighted_sum": "PV: each token takes the weighted mean of the values, by the weights after dropout",
+    "flash": "the fused kernel keeps Q, K, V, its output and a log-sum-exp per row; backward makes the scores again",
+    "output": "the heads, side by side again, are mixed by one more projection",
+    "output_dropout": "dropout on the branch, before it joins the residual stream",
+    "attention_residual": "the branch is added to what came in",
+    "cross_attention_residual": "the branch is added to what came in",
+    "mlp_residual": "the branch is added to what came in",
+    "up": "each token on its own: up to the feed-forward width",
+    "gate": "the gate's projection; its activation multiplies the other branch",
+    "activation": "the non-linearity; its gradient needs its input",
+    "product": "gate times branch, element by element; each gradient needs the other factor",
+    "down": "and down to the model's width",
+}
+"""What each step does, by the last name of its path."""
+
+DROPOUT_WORDS = {"attention": "dropout on the attention weights", "mlp": "dropout inside the feed-forward"}
+
+
+def words(op: Op) -> str:
+    """One line on what a step does."""
+    *_, block, name = ["", *op.path.split("/")]
+    if name == "dropout":
+        kept = "keeps a one-byte mask" if op.saves else "the kernel draws its mask again in backward"
+        return f"{DROPOUT_WORDS.get(block, 'dropout')}; {kept}"
+    return WORDS.get(name, op.kind)
+
+
+def shown_shape(tensor: Tensor, per_head: bool) -> list[Size]:
+    """A tensor's shape as the documents write it: heads merged into the width, or beside it as ``[b, h, N, d_k]``."""
+    sizes = dict(zip(tensor.axes, tensor.shape, strict=True))
+    heads = _product([sizes.pop(axis) for axis in ("h", "g") if axis in sizes])
+    if heads is None:
+        return list(sizes.values())
+    batch = [sizes.pop("b")] if "b" in sizes else []
+    if per_head:
+        return [*batch, heads, *sizes.values()]
+    width = sizes.pop("k", None)
+    merged = heads if width is None else heads * width
+    # A weight of the output projection has its head axes first, every other tensor last.
+    return [merged, *sizes.values()] if tensor.axes[0] == "h" else [*batch, *sizes.values(), merged]
+
+
+def _product(sizes: list[Size]) -> Size | None:
+    total = None
+    for size in sizes:
+        total = size if total is None else total * size
+    return total
+
+
+def shapes(op: Op) -> str:
+    """``[b, N, d] x [d, d] -> [b, N, d]``."""
+    per_head = op.kind in ("scores", "weighted_sum", "softmax", "fused_attention") or op.path.endswith(
+        "attention/dropout"
+    )
+    left = " x ".join(_text(shown_shape(tensor, per_head)) for tensor in op.inputs)
+    if op.kind in ("add", "multiply"):
+        left = left.replace(" x ", " + " if op.kind == "add" else " * ")
+    return f"{left} -> {_text(shown_shape(op.output, per_head))}"
+
+
+def _text(shape: list[Size]) -> str:
+    return "[" + ", ".join(str(size) for size in shape) + "]"
+
+
+def layers_of(graph: Graph) -> list[tuple[str, list[Op]]]:
+    """The ops of one layer of each repeated block."""
+    return [(repeat.path, graph.ops[repeat.start : repeat.stop]) for repeat in graph.repeats]
+
+
+def steps(analysis: Analysis) -> list[dict[str, Any]]:
+    """The steps of one layer of each stack, in order: path, words, shapes, FLOPs, kept bytes and which tensors."""
+    chosen = analysis.options.convention
+    convention = chosen if isinstance(chosen, OpConvention) else DOCUMENT
+    flash = analysis.run.attention == "flash"
+    kept: dict[int, list[Saved]] = {}
+    for saved in analysis.saved:
+        kept.setdefault(id(saved.op), []).append(saved)
+    found = []
+    for _, ops in layers_of(analysis.graph):
+        for op in ops:
+            line = convention.price(op, flash)
+            saves = kept.get(id(op), [])
+            found.append({
+                "path": op.path, "what": words(op), "shapes": shapes(op),
+                "flops_each": 0 if line is None else line.forward,
+                "bytes_each": sum([saved.tensor.bytes for saved in saves]),
+                "keeps": ", ".join(saved.tensor.path.rpartition("/")[2] for saved in saves),
+            })  # fmt: skip
+    return found
+
+
+def remarks(cfg: ModelConfig, seq_len: int) -> list[str]:
+    """What is unusual in a model's sizes, each with its reason."""
+    found = []
+    if cfg.head_dim < 64:
+        found.append(f"d_k = {cfg.head_dim} is below 64: QKᵀ and PV are then small products that use a GPU badly")
+    if cfg.heads * cfg.head_dim != cfg.hidden:
+        found.append(f"h d_k = {cfg.heads * cfg.head_dim:,} is not d = {cfg.hidden:,}: scores cost by h d_k, not by d")
+    if cfg.kv_heads != cfg.heads:
+        found.append(f"{cfg.kv_heads} key/value heads for {cfg.heads} query heads: smaller K and V, the same scores")
+    if cfg.ffn == "mlp" and cfg.ffn_hidden != 4 * cfg.hidden:
+        found.append(f"d_ff = {cfg.ffn_hidden:,} is {cfg.ffn_hidden / cfg.hidden:.4g} d, not the usual 4 d")
+    if cfg.vocab is not None and cfg.vocab % 64:
+        found.append(
+            f"V = {cfg.vocab:,} is no multiple of 64: frameworks often pad it, which adds parameters and FLOPs"
+        )
+    crossing = 6 * cfg.hidden
+    if seq_len > crossing and cfg.ffn == "mlp" and cfg.ffn_hidden == 4 * cfg.hidden and cfg.kv_heads == cfg.heads:
+        found.append(f"N = {seq_len:,} is beyond 6d = {crossing:,}: the score square costs more than all projections")
+    return found

@@ -1,0 +1,69 @@
+"""Counts as people write them (``4k``, ``4Ki``, ``10B``), and figures as people read them. No floats on the way in."""
+
+from __future__ import annotations
+
+import re
+
+from tfcost.errors import InputError
+
+MULTIPLES = {
+    "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+"""Suffixes of counts: decimal with one letter, binary with an ``i``; B is a billion."""
+
+MAX_DIGITS = 30
+"""More than any size needs; so a typing slip of a thousand digits is an error, not a long wait."""
+
+_COUNT = re.compile(r"([+-]?)([0-9]+(?:_[0-9]+)*)(?:\.([0-9]+))?([A-Za-z]*)", re.ASCII)
+
+
+def parse_count(text: str, name: str) -> int:
+    """``4096``, ``4_096``, ``4k`` (4000), ``4Ki`` (4096), ``1.5M`` as an int of at least 1; ``name`` is the flag."""
+    wrong = f"{name} must be a whole number of at least 1 (4096, 4k, 4Ki, 2M, 10B)"
+    match = _COUNT.fullmatch(text.strip())
+    shown = text if len(text) <= 40 else text[:37] + "..."
+    if match is None or match[4] not in MULTIPLES:
+        raise InputError(f"{wrong}, not {shown!r}")
+    sign, whole, fraction, suffix = match.groups()
+    digits, places = (whole + (fraction or "")).replace("_", ""), len(fraction or "")
+    if len(digits) > MAX_DIGITS:
+        raise InputError(f"{name} has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
+    scale: int = 10**places
+    value, rest = divmod(int(digits) * MULTIPLES[suffix], scale)
+    if sign == "-" or value < 1 or rest:
+        raise InputError(f"{wrong}, not {shown!r}")
+    return value
+
+
+def parse_counts(text: str, name: str) -> list[int]:
+    """A comma-separated list of counts, ``1k,2k,4k``."""
+    return [parse_count(part, name) for part in text.split(",")]
+
+
+def parse_probability(text: str, name: str) -> float:
+    """A probability from 0 to below 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise InputError(f"{name} must be a number from 0 to below 1, not {text[:40]!r}")
+    return value
+
+
+def scaled(value: int | float, unit: str) -> str:
+    """A figure with three or four digits and a decimal prefix: ``291.6 GFLOPs``. For reading, beside the exact one."""
+    for factor, prefix in ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if abs(value) >= factor:
+            shown = value / factor  # of two ints: rounded once, and correctly, however large they are
+            return f"{shown:,.4g} {prefix}{unit}" if shown < 10_000 else f"{shown:.3e} {prefix}{unit}"
+    return f"{value:,} {unit}"
+
+
+def binary_and_decimal(count: int) -> str:
+    """Bytes both ways, always labelled: ``28.50 GiB (30.60 GB)``."""
+    for power, binary, decimal in ((4, "TiB", "TB"), (3, "GiB", "GB"), (2, "MiB", "MB"), (1, "KiB", "kB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:,.2f} {binary} ({count / 1000**power:,.2f} {decimal})"
+    return f"{count:,} B"
