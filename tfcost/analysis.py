@@ -90,7 +90,7 @@ class Analysis:
         ``active_non_input_embedding`` leaves out the tables that are only looked up: a tied one is also multiplied by,
         so it stays in.
         """
-        multiplied = {id(w) for op in self.graph.ops if op.kind != "embedding" for w in op.weights}
+        multiplied = {id(w) for op in self.graph.ops if op.kind not in ("embedding", "unused") for w in op.weights}
         total: Size = 0
         embedding: Size = 0
         looked_up: Size = 0

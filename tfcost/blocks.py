@@ -36,6 +36,7 @@ def attention(
     cfg: ModelConfig,
     run: Run,
     *,
+    values: Tensor | None = None,
     causal: bool = False,
     window: Size | None = None,
     position_bias: Tensor | None = None,
@@ -44,21 +45,29 @@ def attention(
 
     Grouped heads (GQA, MQA) project fewer keys and values; the scores do not change: QKᵀ and PV are b h N M d_k MACs
     each, h the *query* heads. FLOPs for d = h d_k, M = N: 6bNd² + 2bN²d + 2bN²d + 2bNd². Keeps 11bNd + 5bN²h bytes.
+    ``values`` is read instead of ``source`` for V. A projection is as wide as what it reads (MobileBERT's bottleneck).
     """
-    d, heads_kv, width = cfg.hidden, cfg.kv_heads, cfg.head_dim
+    heads_kv, width = cfg.kv_heads, cfg.head_dim
     group = div(cfg.heads, heads_kv, "-h/--heads", "--kv-heads")
     bias = cfg.attention_bias
+    values = source if values is None else values
     with g.scope(name):
-        query = ops.linear(g, "query", "b n d, d h g k -> b n h g k", x, (d, heads_kv, group, width), bias)
-        key = ops.linear(g, "key", "b m d, d h k -> b m h k", source, (d, heads_kv, width), bias)
-        value = ops.linear(g, "value", "b m d, d h k -> b m h k", source, (d, heads_kv, width), bias)
+        query = ops.linear(
+            g, "query", "b n d, d h g k -> b n h g k", x, (x.shape[-1], heads_kv, group, width), bias
+        )  # fmt: skip
+        key = ops.linear(g, "key", "b m d, d h k -> b m h k", source, (source.shape[-1], heads_kv, width), bias)
+        value = ops.linear(g, "value", "b m d, d h k -> b m h k", values, (values.shape[-1], heads_kv, width), bias)
+        if cfg.qk_norm:
+            query = ops.norm(g, "query_norm", query, cfg.qk_norm, cfg.qk_norm == "layernorm")
+            key = ops.norm(g, "key_norm", key, cfg.qk_norm, cfg.qk_norm == "layernorm")
         if cfg.positions == "rotary":
             query, key = ops.rotary(g, "rotary_query", query), ops.rotary(g, "rotary_key", key)
         heads = _attend(g, query, key, value, cfg, run, causal, window, position_bias)
+        d = x.shape[-1]
         out = ops.linear(
             g, "output", "b n h g k, h g k d -> b n d", heads, (heads_kv, group, width, d), cfg.attention_output_bias
         )
-        return ops.dropout(g, "output_dropout", out, cfg.dropout)
+        return ops.dropout(g, "output_dropout", out, cfg.attention_output_dropout)
 
 
 def _attend(
@@ -80,9 +89,19 @@ def _attend(
     eager = run.attention != "flash"
     visited = ("m", window) if window is not None and not eager else None
     scores = ops.contract(
-        g, "scores", "b n h g k, b m h k -> b h g n m", query, key, kind="scores", keep=eager, causal=causal, window=visited
+        g,
+        "scores",
+        "b n h g k, b m h k -> b h g n m",
+        query,
+        key,
+        kind="scores",
+        keep=eager,
+        causal=causal,
+        window=visited,
     )
     macs = g.ops[-1].forward.macs
+    if cfg.attention_softcap:
+        scores = ops.activation(g, "softcap", scores, "tanh", keep=eager)
     if position_bias is not None:
         scores = ops.add(g, "position_bias", scores, position_bias)
     weights = ops.softmax(g, "softmax", scores, keep=eager)
@@ -99,7 +118,7 @@ def feed_forward(g: Graph, name: str, x: Tensor, cfg: ModelConfig) -> Tensor:
 
     ``down(act(up x))``, 8bNd² + 8bNd² FLOPs for d_ff = 4d, keeping 19bNd bytes; gated ``down(act(gate x) * up x)``.
     """
-    d, f, bias = cfg.hidden, cfg.ffn_hidden, cfg.ffn_bias
+    d, f, bias = x.shape[-1], cfg.ffn_hidden, cfg.ffn_bias
     with g.scope(name):
         if cfg.ffn == "glu":
             gate = ops.linear(g, "gate", "b n d, d f -> b n f", x, (d, f), bias)
@@ -111,19 +130,81 @@ def feed_forward(g: Graph, name: str, x: Tensor, cfg: ModelConfig) -> Tensor:
             inner = ops.activation(g, "activation", inner, cfg.activation)
         inner = ops.dropout(g, "dropout", inner, cfg.ffn_dropout)
         out = ops.linear(g, "down", "b n f, f d -> b n d", inner, (f, d), bias)
-        return ops.dropout(g, "output_dropout", out, cfg.dropout)
+        return ops.dropout(g, "output_dropout", out, cfg.ffn_output_dropout)
 
 
 def norm(g: Graph, name: str, x: Tensor, cfg: ModelConfig) -> Tensor:
-    """The model's norm over the hidden axis: 2d parameters (LayerNorm), d (RMSNorm, or no bias)."""
-    return ops.norm(g, name, x, cfg.norm, cfg.norm_bias)
+    """The model's norm over the last axis: 2d parameters (LayerNorm), d (RMSNorm, or no bias), or none."""
+    return ops.norm(g, name, x, cfg.norm, cfg.norm_bias, affine=cfg.norm_affine)
 
 
 def residual(g: Graph, name: str, x: Tensor, cfg: ModelConfig, branch: Callable[[Tensor], Tensor]) -> Tensor:
-    """A residual branch and its norm: pre-norm ``x + f(norm x)``, post-norm ``norm(x + f(x))``."""
-    inner = norm(g, f"{name}_norm", x, cfg) if cfg.pre_norm else x
-    out = ops.add(g, f"{name}_residual", x, branch(inner))
+    """A residual branch and its norm: pre-norm ``x + f(norm x)``, post-norm ``norm(x + f(x))``.
+
+    With ``sandwich_norm`` what the branch returns is normed too, before it is added (Gemma 2, arXiv:2408.00118).
+    """
+    out = branch(norm(g, f"{name}_norm", x, cfg) if cfg.pre_norm else x)
+    if cfg.sandwich_norm:
+        out = norm(g, f"{name}_output_norm", out, cfg)
+    out = ops.add(g, f"{name}_residual", x, out)
     return out if cfg.pre_norm else norm(g, f"{name}_norm", out, cfg)
+
+
+Branch = Callable[[Tensor], Tensor]
+
+
+def parallel(g: Graph, x: Tensor, cfg: ModelConfig, attend: Branch, feed: Branch) -> Tensor:
+    """``x + attention(norm x) + mlp(norm x)``, by one norm for both branches or one each.
+
+    Wang & Komatsuzaki 2021 (GPT-J), one norm; Black et al. 2022 (GPT-NeoX), arXiv:2204.06745, two.
+    """
+    inner = norm(g, "attention_norm", x, cfg)
+    out = attend(inner)
+    mlp = feed(inner if cfg.parallel_norms == 1 else norm(g, "mlp_norm", x, cfg))
+    out = ops.dropout(g, "branch_dropout", ops.add(g, "branch_sum", out, mlp), cfg.parallel_dropout)
+    return ops.add(g, "residual", x, out)
+
+
+def bottleneck(g: Graph, name: str, x: Tensor, cfg: ModelConfig) -> Tensor:
+    """A projection from d to the bottleneck's width t, and a norm: dt + t parameters and the norm's."""
+    with g.scope(name):
+        out = ops.linear(g, "dense", "b n d, d t -> b n t", x, (cfg.hidden, cfg.bottleneck))
+        return norm(g, "norm", out, cfg)
+
+
+def bottleneck_layer(g: Graph, x: Tensor, cfg: ModelConfig, run: Run) -> Tensor:
+    """MobileBERT's layer (Sun et al. 2020, arXiv:2004.02984, figure 1): width t inside, width d outside.
+
+    Queries and keys come from a projection that they share or from the layer's input, values from the layer's input,
+    or all three from the input projection.
+    """
+    with g.scope("bottleneck"):
+        inner = bottleneck(g, "input", x, cfg)
+        query = inner if cfg.bottleneck_values else x
+        if cfg.bottleneck_queries and cfg.bottleneck_values:
+            ops.unused(g, "attention", g.weights_of(lambda: bottleneck(g, "attention", x, cfg)))
+        elif cfg.bottleneck_queries:
+            query = bottleneck(g, "attention", x, cfg)
+    values = inner if cfg.bottleneck_values else x
+    inner = residual(
+        g, "attention", inner, cfg, lambda _: attention(g, "attention", query, query, cfg, run, values=values)
+    )
+    inner = feed_forwards(g, inner, cfg)
+    with g.scope("bottleneck"):
+        out = ops.linear(g, "output", "b n t, t d -> b n d", inner, (cfg.bottleneck, cfg.hidden))
+        out = ops.dropout(g, "output_dropout", out, cfg.dropout)
+        return norm(g, "norm", ops.add(g, "residual", out, x), cfg)
+
+
+def feed_forwards(g: Graph, x: Tensor, cfg: ModelConfig) -> Tensor:
+    """The layer's feed-forward, or several one after another; only the last has dropout on what it returns."""
+
+    def feed(name: str, y: Tensor, inner: ModelConfig) -> Tensor:
+        return residual(g, name, y, cfg, lambda z: feed_forward(g, name, z, inner))
+
+    for index in range(1, cfg.ffn_count):
+        x = feed(f"mlp_{index}", x, cfg._replace(ffn_output_dropout=0.0))
+    return feed("mlp", x, cfg)
 
 
 def layer(
@@ -133,20 +214,33 @@ def layer(
     run: Run,
     *,
     causal: bool,
+    window: Size | None = None,
     memory: Tensor | None = None,
     position_bias: Tensor | None = None,
 ) -> Tensor:
     """Self-attention, cross-attention to ``memory`` where there is one, and a feed-forward, each a residual branch.
 
     Forward 24bNd² + 4bN²d FLOPs, 12d² + 13d parameters, 34bNd + 5bN²h bytes kept; with cross-attention to S tokens
-    28bTd² + 4bSd² + 4bT²d + 4bTSd FLOPs and 16d² + 19d parameters.
+    28bTd² + 4bSd² + 4bT²d + 4bTSd FLOPs and 16d² + 19d parameters. A model that can attend to an encoder and has none
+    here (``cross_attention`` without ``memory``) has those weights all the same.
     """
-    x = residual(
-        g, "attention", x, cfg,
-        lambda y: attention(g, "attention", y, y, cfg, run, causal=causal, position_bias=position_bias),
-    )  # fmt: skip
+    if cfg.bottleneck is not None:
+        return bottleneck_layer(g, x, cfg, run)
+
+    def attend(y: Tensor) -> Tensor:
+        return attention(
+            g, "attention", y, y, cfg, run, causal=causal, window=window, position_bias=position_bias
+        )  # fmt: skip
+
+    def attend_across(y: Tensor) -> Tensor:
+        return attention(g, "cross_attention", y, y if memory is None else memory, cfg, run)
+
+    if cfg.parallel:
+        return parallel(g, x, cfg, attend, lambda y: feed_forward(g, "mlp", y, cfg))
+    x = residual(g, "attention", x, cfg, attend)
     if memory is not None:
-        x = residual(
-            g, "cross_attention", x, cfg, lambda y: attention(g, "cross_attention", y, memory, cfg, run)
-        )
-    return residual(g, "mlp", x, cfg, lambda y: feed_forward(g, "mlp", y, cfg))
+        x = residual(g, "cross_attention", x, cfg, attend_across)
+    elif cfg.cross_attention:
+        weights = g.weights_of(lambda: residual(g, "cross_attention", x, cfg, attend_across))
+        ops.unused(g, "cross_attention", weights)
+    return feed_forwards(g, x, cfg)

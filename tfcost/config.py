@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tfcost.errors import InputError
-from tfcost.graph import Size, div
+from tfcost.graph import Size, div, least
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "arch": ("decoder", "encoder", "encoder-decoder"),
@@ -52,26 +52,65 @@ class ModelConfig(NamedTuple):
     dropout: float = 0.1
     attention_dropout: float = 0.1
     ffn_dropout: float = 0.0
-    # Attention.
+    # Attention: biases of Q, K, V and of the output, a norm of queries and keys over head_dim ("", "rmsnorm",
+    # "layernorm"), tanh on the scores, dropout of what it returns.
     attention_bias: bool = True
     attention_output_bias: bool = True
-    # The feed-forward and the norms.
+    qk_norm: str = ""
+    attention_softcap: bool = False
+    attention_output_dropout: float = 0.1
+    bidirectional: bool = False  # a decoder without its causal mask
+    # Sliding windows: keys per query, and how many layers have one (None: all, where there is a window).
+    window: Size | None = None
+    local_layers: Size | None = None
+    # The feed-forward, the norms, and how branches and norms are wired.
     ffn_bias: bool = True
+    ffn_output_dropout: float = 0.1
+    ffn_count: int = 1  # feed-forwards one after another in a layer
     norm_bias: bool = True
-    # Embeddings.
+    norm_affine: bool = True
+    sandwich_norm: bool = False  # a second norm on what a branch returns
+    parallel: bool = False  # attention and feed-forward read the same input
+    parallel_norms: int = 1
+    parallel_dropout: float = 0.0  # of the sum of both branches
+    # MobileBERT's bottleneck: its width, and which of queries and values come from one.
+    bottleneck: Size | None = None
+    bottleneck_queries: bool = False
+    bottleneck_values: bool = False
+    # Weights: distinct sets of layer weights (None: each layer has its own).
+    layer_sets: Size | None = None
+    # Embeddings: their width E where it differs from d and where the projection to d stands (PROJECTIONS).
     embedding_dropout: float = 0.0
     embedding_norm: bool = False
-    type_vocab: int = 0
-    position_offset: int = 0
-    relative_buckets: int = 32
-    # Heads.
+    embedding_size: Size | None = None
+    embedding_projection: str = "none"
+    embedding_projection_bias: bool = True
+    embedding_context: int = 1  # neighbouring tokens whose embeddings are joined (3: trigrams)
+    output_projection: bool = False  # back to E before the head
+    type_vocab: Size = 0
+    position_offset: Size = 0
+    relative_buckets: Size = 32
+    separate_tables: bool = False  # encoder and decoder have one each, and a third is left over
+    # A decoder whose heads or feed-forward differ from the encoder's.
+    decoder_heads: Size | None = None
+    decoder_ffn_hidden: Size | None = None
+    # What follows the last layer.
+    final_dropout: float = 0.0
     pooler: bool = False
-    next_sentence: bool = False
+    pooler_dense: bool = True
+    next_sentence: Size = 0
     head_transform: bool = False
+    head_activation: str = ""
     head_bias: bool = False
-    classes: int = 0
+    head_spare_bias: bool = False  # an untied head keeps a second bias that is not used
+    head_factored: bool = False  # logits by the E columns of the table and d - E more
+    logit_softcap: bool = False
+    classes: Size = 0
     classifier_bias: bool = True
     classifier_tokens: str = "all"
+    classifier_dense: str = ""  # the activation of a dense layer before it
+    classifier_dropout: float = 0.0
+    classifier_input_dropout: bool = False
     # A decoder-only model that can also attend to an encoder (GPT-2's add_cross_attention).
     cross_attention: bool = False
     # Where it came from: the model_type of a config.json, or "" for the document's model described by flags.
@@ -82,12 +121,17 @@ class ModelConfig(NamedTuple):
         """Layers of the one stack (l), or of each stack where both have as many; else the sum of both."""
         if self.arch != "encoder-decoder":
             return self.encoder_layers + self.decoder_layers
-        return self.encoder_layers if self.encoder_layers == self.decoder_layers else self.encoder_layers + (
-            self.decoder_layers
+        return (
+            self.encoder_layers
+            if self.encoder_layers == self.decoder_layers
+            else self.encoder_layers + (self.decoder_layers)
         )
 
 
 FIELDS = ModelConfig._fields
+PROJECTIONS = ("none", "before", "after", "unused")
+"""Where the projection from E to d stands: before positions are added, after the embedding's norm and dropout, or
+nowhere, its weights held all the same."""
 SIZE_FIELDS = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "layers", "encoder_layers", "decoder_layers", "vocab",
     "src_vocab", "max_positions",
@@ -127,8 +171,9 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     """The complete config from the fields that are stated; what is left out (or None) is derived.
 
     Derived: ``kv_heads = heads``, ``head_dim = hidden / heads``, ``ffn_hidden = 4 hidden``, both stacks' layers from
-    ``layers``, ``attention_dropout = dropout``, and every kind of bias from ``bias``. Raises :class:`InputError` naming
-    the flag for a missing, zero, negative or non-dividing size.
+    ``layers``, every kind of dropout from ``dropout``, every kind of bias from ``bias``, ``local_layers`` from
+    ``window_pattern`` or ``window_from``, and whether E differs from d. Raises :class:`InputError` naming the flag for
+    a missing, zero, negative or non-dividing size.
     """
     given = {key: value for key, value in stated.items() if value is not None}
     arch = given.setdefault("arch", "decoder")
@@ -154,7 +199,7 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     kv_heads = given.setdefault("kv_heads", heads)
     div(heads, kv_heads, "-h/--heads", "--kv-heads")
     if "head_dim" not in given:
-        given["head_dim"] = div(hidden, heads, "-d/--hidden", "-h/--heads")
+        given["head_dim"] = div(given.get("bottleneck", hidden), heads, "-d/--hidden", "-h/--heads")
     given.setdefault("ffn_hidden", 4 * hidden)
     bias = given.setdefault("bias", True)
     for field in ("attention_bias", "attention_output_bias", "ffn_bias"):
@@ -163,5 +208,35 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     if given.get("positions") == "learned" and "max_positions" not in given:
         raise InputError("--positions learned needs --max-positions, the rows of the table")
     dropout = given.setdefault("dropout", 0.1)
-    given.setdefault("attention_dropout", dropout)
+    for field in ("attention_dropout", "attention_output_dropout", "ffn_output_dropout"):
+        given.setdefault(field, dropout)
+    _complete_windows(given)
+    _complete_embedding(given)
     return ModelConfig(**given)
+
+
+def _complete_windows(given: dict[str, Any]) -> None:
+    """Count the layers with a window: by a pattern of L (local) and G (global) that repeats, or all from some layer."""
+    pattern, start = given.pop("window_pattern", None), given.pop("window_from", None)
+    if "window" not in given or "local_layers" in given:
+        return
+    layers: Size = given.get("decoder_layers", given.get("encoder_layers"))
+    if pattern is not None:
+        rounds, rest = divmod(layers, len(pattern))
+        local = rounds * pattern.count("L") + pattern[:rest].count("L")
+    elif start is not None:
+        local = layers - least(layers, start)
+    else:
+        return
+    if local == 0:
+        del given["window"]
+    elif local != layers:
+        given["local_layers"] = local
+
+
+def _complete_embedding(given: dict[str, Any]) -> None:
+    """Settle whether embeddings of width E are projected to d. Where E = d that takes ``projection_if_equal``."""
+    equal = given.pop("projection_if_equal", "none")
+    if given.get("embedding_size") == given["hidden"] and given.get("embedding_projection", "none") != "none":
+        given["embedding_projection"] = equal
+        given["output_projection"] = False

@@ -207,6 +207,15 @@ class Graph:
         )
         return output
 
+    def weights_of(self, build: Callable[[], object]) -> tuple[Tensor, ...]:
+        """The weights of the ops that ``build`` adds, without the ops: a block that a model has but does not run."""
+        start = len(self.ops)
+        build()
+        built = self.ops[start:]
+        del self.ops[start:]
+        self._paths.difference_update([op.path for op in built])
+        return tuple(weights_of(built))
+
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
         """Ops added inside have ``name/`` before their names."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfcost.errors import ConfigError, UnknownName
-from tfcost.model_types import COMMON_INERT, MODEL_TYPES, Key, ModelType
+from tfcost.model_types import COMMON_INERT, COMMON_MUST_BE, LABELS, MODEL_TYPES, Key, ModelType, Nested
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """No config comes near it: id2label of a 20,000-class model takes a megabyte."""
@@ -21,13 +21,24 @@ MAX_DIGITS = 30
 """More digits than any size has; also keeps a hostile file from costing quadratic time."""
 
 
+INHERITED = ("architectures", "tie_word_embeddings", "quantization_config", "num_labels", "id2label")
+"""Keys that a multimodal config states beside its ``text_config``, for the whole."""
+
+WRAPPER_INERT = frozenset(
+    """boi_token_index eoi_token_index boi_token_id eoi_token_id image_token_index image_token_id mm_tokens_per_image
+    video_token_index video_token_id text_config""".split()
+)
+"""Keys of a multimodal config that say nothing of its language model or of other parts of it."""
+
+
 class HFConfig(NamedTuple):
-    """The fields that a config states, the keys that were not known, and its model type and class."""
+    """The fields that a config states, the keys that were not known, its model type and class, and its quantization."""
 
     fields: dict[str, Any]
     ignored_keys: list[str]
     model_type: str
     architecture: str
+    quantization: Mapping[str, Any] | None = None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -100,14 +111,15 @@ def _check(name: str, key: Key, value: Any) -> None:
         if not key.nullable:
             raise ConfigError(f"{name} must be {key.wants()}, not null")
         return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if key.kind == "size":
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= key.least
+        good = isinstance(value, int) and number and value >= key.least
     elif key.kind == "probability":
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
+        good = number and 0 <= value < 1
+    elif key.kind == "number":
+        good = number
     elif key.kind == "flag":
         good = isinstance(value, bool)
-    elif key.kind == "object":
-        good = isinstance(value, dict)
     elif key.kind == "list":
         good = isinstance(value, list)
     else:
@@ -116,51 +128,75 @@ def _check(name: str, key: Key, value: Any) -> None:
         raise ConfigError(f"{name} must be {key.wants()}, not {_short(value)}")
 
 
-def read_keys(row: ModelType, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The values of the keys that a type reads (defaults where absent), and the names of keys that are not known."""
+class Read(NamedTuple):
+    """What was read of one object: the values of all its keys, the fields that they state, and keys not known."""
+
+    values: dict[str, Any]
+    stated: dict[str, Any]
+    ignored: list[str]
+
+
+def read_keys(table: ModelType | Nested, config: Mapping[str, Any], prefix: str = "") -> Read:
+    """The values of the keys that a table reads, with defaults where they are absent (null is not absent).
+
+    A key may stand under its own name and an alias; two values that differ are an error, since classes of different
+    age would use different ones.
+    """
     values: dict[str, Any] = {}
     ignored: list[str] = []
+    must_be = {**COMMON_MUST_BE, **table.must_be}
     for name, value in config.items():
-        canonical = row.aliases.get(name, name)
-        if canonical in row.keys:
+        canonical = table.aliases.get(name, name)
+        if canonical in table.keys:
             if canonical in values and values[canonical] != value:
-                raise ConfigError(f"{name} is {_short(value)} but {canonical} is {_short(values[canonical])}")
-            _check(name, row.keys[canonical], value)
+                raise ConfigError(
+                    f"{prefix}{name} is {_short(value)} but {prefix}{canonical} is {_short(values[canonical])}"
+                )
+            _check(prefix + name, table.keys[canonical], value)
             values[canonical] = value
-        elif canonical in row.must_be:
-            allowed = row.must_be[canonical]
-            if value not in allowed:
-                shown = " or ".join(_short(each) for each in allowed)
-                raise ConfigError(f"{name} {_short(value)} is not supported for this model type; supported: {shown}")
-        elif canonical not in row.inert and canonical not in COMMON_INERT:
-            ignored.append(name)
-    for name, key in row.keys.items():
+        elif canonical in must_be:
+            if not any(
+                value == each and isinstance(value, bool) == isinstance(each, bool) for each in must_be[canonical]
+            ):
+                shown = " or ".join(_short(each) for each in must_be[canonical])
+                raise ConfigError(
+                    f"{prefix}{name} {_short(value)} is not supported for this model type; supported: {shown}"
+                )
+        elif canonical not in table.inert and canonical not in COMMON_INERT and canonical not in table.nested:
+            ignored.append(prefix + name)
+    for name, key in table.keys.items():
         values.setdefault(name, key.default)
-    return values, ignored
+    stated = {key.field: values[name] for name, key in table.keys.items() if key.field}
+    for name, inner in table.nested.items():
+        value = config.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise ConfigError(f"{prefix}{name} must be an object or null, not {_short(value)}")
+        read = read_keys(inner, value or {}, f"{prefix}{name}.")
+        values |= {f"{name}.{key}": each for key, each in read.values.items()}
+        stated |= read.stated
+        ignored += read.ignored
+    return Read(values, stated, ignored)
 
 
 def architecture_of(model_type: str, row: ModelType, config: Mapping[str, Any]) -> str:
     """The class whose head the model has: ``architectures[0]``, or the type's default."""
     stated = config.get("architectures")
-    if stated is None:
+    if stated is None or stated == []:
         return next(iter(row.architectures))
-    if not isinstance(stated, list) or not stated or not all(isinstance(each, str) for each in stated):
+    if not isinstance(stated, list) or not all(isinstance(each, str) for each in stated):
         raise ConfigError(f"architectures must be a list of class names, not {_short(stated)}")
-    if stated[0] not in row.architectures:
+    name = row.renamed.get(stated[0], stated[0])
+    if name not in row.architectures:
         known = ", ".join(row.architectures)
         raise ConfigError(f"architectures {_short(stated[0])} is not supported for {model_type}; supported: {known}")
-    return str(stated[0])
+    return name
 
 
 def from_hf(config: Mapping[str, Any]) -> HFConfig:
     """Read a config: its ``model_type`` names the row of :data:`tfcost.model_types.MODEL_TYPES` that understands it."""
     model_type = config.get("model_type")
     if isinstance(nested := config.get("text_config"), dict) and model_type not in MODEL_TYPES:
-        inner = dict(nested)
-        for inherited in ("architectures", "tie_word_embeddings"):
-            if inherited in config:
-                inner.setdefault(inherited, config[inherited])
-        return from_hf(inner)
+        return _from_wrapper(config, nested)
     if model_type is None:
         raise ConfigError("the config has no model_type")
     if not isinstance(model_type, str):
@@ -168,25 +204,54 @@ def from_hf(config: Mapping[str, Any]) -> HFConfig:
     if model_type not in MODEL_TYPES:
         raise UnknownName("model_type", model_type, MODEL_TYPES)
     row = MODEL_TYPES[model_type]
-    values, ignored = read_keys(row, config)
+    values, stated, ignored = read_keys(row, config)
     architecture = architecture_of(model_type, row, config)
-    stated = {key.field: values[name] for name, key in row.keys.items() if key.field}
-    stated |= {**row.fixed, "model_type": model_type}
-    head = row.architectures[architecture]
-    stated |= head
+    stated |= {**row.fixed, "model_type": model_type, **row.architectures[architecture]}
     if row.finish is not None:
         row.finish(values, stated)
-    if "classes" in head:
-        stated["classes"] = _classes(config)
-    return HFConfig(stated, ignored, model_type, architecture)
+    if stated.get("classes") == LABELS:
+        stated["classes"] = _labels(row, config)
+    quantization = _quantization(config)
+    if quantization is not None:
+        ignored.remove("quantization_config")
+    return HFConfig(stated, ignored, model_type, architecture, quantization)
 
 
-def _classes(config: Mapping[str, Any]) -> int:
-    """Rows of a classifier, as transformers counts them: ``num_labels``, else the entries of ``id2label``, else 2."""
-    count = config.get("num_labels")
-    labels = config.get("id2label")
-    if isinstance(count, int) and not isinstance(count, bool) and count > 0:
-        return count
-    if count is not None:
+def _from_wrapper(config: Mapping[str, Any], nested: Mapping[str, Any]) -> HFConfig:
+    """The language model of a multimodal config; the keys of the other parts are reported as left out."""
+    inner = dict(nested)
+    for inherited in INHERITED:
+        if inherited in config:
+            inner.setdefault(inherited, config[inherited])
+    if config.get("architectures") is not None:
+        inner["architectures"] = config["architectures"]
+    read = from_hf(inner)
+    outer = [key for key in config if key not in {*COMMON_INERT, *INHERITED, *WRAPPER_INERT}]
+    return read._replace(ignored_keys=[f"text_config.{key}" for key in read.ignored_keys] + outer)
+
+
+def _labels(row: ModelType, config: Mapping[str, Any]) -> int:
+    """Rows of a classifier, as transformers counts them: the entries of ``id2label``, else ``num_labels``, else 2."""
+    labels, count = config.get("id2label"), config.get("num_labels")
+    if labels is not None:
+        if not isinstance(labels, dict) or not labels:
+            raise ConfigError(f"id2label must be an object that is not empty, not {_short(labels)}")
+        return len(labels)
+    if count is None:
+        return row.labels
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"num_labels must be a positive integer, not {_short(count)}")
-    return len(labels) if isinstance(labels, dict) and labels else 2
+    return count
+
+
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """``quantization_config`` where it is understood: its method, and bits where it says them."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict):
+        return None
+    method = stated.get("quant_method")
+    bits = {"load_in_4bit": 4, "_load_in_4bit": 4, "load_in_8bit": 8, "_load_in_8bit": 8}
+    stated_bits = stated.get("bits", next((count for key, count in bits.items() if stated.get(key) is True), None))
+    if not isinstance(method, str) or not (stated_bits is None or isinstance(stated_bits, int)):
+        return None
+    return {"method": method, "bits": stated_bits}

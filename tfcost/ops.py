@@ -17,7 +17,7 @@ from tfcost.errors import GraphError
 from tfcost.graph import NO_WORK, Graph, Size, Tensor, Work, least
 
 MASK_BYTES = 1
-"""A dropout mask is a bool tensor: one byte per element (torch.native_dropout; Korthikanti et al. 2022, section 4.1)."""
+"""A dropout mask is a bool tensor: one byte per element (torch.native_dropout; Korthikanti et al. 2022, 4.1)."""
 
 FP32_BYTES = 4
 
@@ -132,7 +132,7 @@ def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int
     """
     with g.scope(name):
         shape = x.axes[-axes:], x.shape[-axes:]
-        weights = (g.weight("weight", *shape),) if affine else ()
+        weights: tuple[Tensor, ...] = (g.weight("weight", *shape),) if affine else ()
         if bias and affine:
             weights += (g.weight("bias", *shape),)
     return _pointwise(g, kind, name, x, (x,), (x,), weights)
@@ -154,9 +154,9 @@ def dropout(g: Graph, name: str, x: Tensor, p: float, keep: bool = True) -> Tens
     return _pointwise(g, "dropout", name, x, (x,), (mask,) if keep else ())
 
 
-def activation(g: Graph, name: str, x: Tensor, kind: str) -> Tensor:
+def activation(g: Graph, name: str, x: Tensor, kind: str, keep: bool = True) -> Tensor:
     """GELU, ReLU, SiLU ...: keeps its input, whatever the function (PyTorch's ReLU keeps its output instead)."""
-    return _pointwise(g, kind, name, x, (x,), (x,))
+    return _pointwise(g, kind, name, x, (x,), (x,) if keep else ())
 
 
 def add(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
@@ -175,6 +175,23 @@ def rotary(g: Graph, name: str, x: Tensor) -> Tensor:
     Linear in ``x``: its gradient needs the angles only, which all layers share and which are no activation.
     """
     return _pointwise(g, "rotary", name, x, (x,))
+
+
+def unused(g: Graph, name: str, weights: tuple[Tensor, ...]) -> None:
+    """Weights that the model has and that this pass does not use: no work, nothing kept."""
+    g.add("unused", name, (), g.tensor(name, (), ()), weights=weights)
+
+
+def join_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
+    """Each token's vector joined with its neighbours', ``tokens`` in all (MobileBERT's trigrams): a copy, not kept."""
+    out = g.tensor(name, x.axes, (*x.shape[:-1], tokens * x.shape[-1]), grad=x.grad)
+    return g.add("select", name, (x,), out)
+
+
+def join_weights(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
+    """Two weights side by side, joined anew in each pass (MobileBERT's head): a tensor that a product then keeps."""
+    out = g.tensor(name, a.axes, (*a.shape[:-1], a.shape[-1] + b.shape[-1]))
+    return g.add("select", name, (a, b), out, weights=(a, b))
 
 
 def gather_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
