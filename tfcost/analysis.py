@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tfcost.blocks import Run
-from tfcost.config import ModelConfig, choice
-from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention
+from tfcost.config import ModelConfig, choice, size
+from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half
 from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
@@ -155,18 +155,16 @@ class Analysis:
     def with_ratios(self, figures: dict[str, Size], convention: Convention) -> dict[str, Any]:
         """Numeric FLOPs with their MACs and what they are per target token."""
         tokens, forward = self.run.batch * self.run.seq_len, figures["forward_flops"]
-        per_mac = convention.per_mac if isinstance(convention, OpConvention) else FLOPS_PER_MAC
-        macs, rest = divmod(forward, per_mac)
+        macs = forward if isinstance(convention, OpConvention) and convention.per_mac == 1 else half(forward)
         return figures | {
-            # Half of an odd number of FLOPs (an odd half square) is no whole number of MACs: null, not rounded.
-            "forward_macs": None if rest else macs,
+            "forward_macs": macs,
             "flops_per_token": forward / tokens,
             "train_flops_per_token": figures["train_flops"] / tokens,
         }
 
     @property
     def kernel_recompute(self) -> Size:
-        """FLOPs that fused attention's backward spends on making the scores again: 2bN²d per layer. In no other total."""
+        """FLOPs of fused attention's backward on making the scores again: 2bN²d per layer. In no other total."""
         return sum([op.copies * FLOPS_PER_MAC * op.recompute.macs for op in self.graph.ops])
 
     @cached_property
@@ -304,7 +302,8 @@ def _row(path: str, items: list[Item], note: Mapping[str, Any]) -> dict[str, Any
     row: dict[str, Any] = {"path": path, "count": count if same else 1}
     names = list(items[0].figures)
     for name in names:
-        row[f"{name}_each"] = sum([(1 if same else item.copies) * item.figures[name] for item in items])
+        parts = [(1 if same else item.copies, item.figures[name]) for item in items]
+        row[f"{name}_each"] = None if any([part is None for _, part in parts]) else sum([n * part for n, part in parts])
     row[names[-1]] = row["count"] * row[f"{names[-1]}_each"]
     return row | dict(note)
 
@@ -315,8 +314,8 @@ def _inputs(cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src
     if seq_len is None:
         seq_len = DEFAULT_SEQ_LEN if longest is None or not model.from_config else min(DEFAULT_SEQ_LEN, longest)
     for name, value in (("-b/--batch", batch), ("-N/--seq-len", seq_len), ("--src-len", src_len)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InputError(f"{name} must be a whole number of at least 1, not {value}")
+        if value is not None or name == "-b/--batch":
+            size(name, value)
     if cfg.arch == "encoder-decoder":
         src_len = seq_len if src_len is None else src_len
     elif src_len is not None and not cfg.cross_attention:
@@ -409,6 +408,8 @@ def analyze(
     exact ints. Raises :class:`~tfcost.errors.InputError` with one line for anything that cannot be used.
     """
     choice("--by", by, BY)
+    if command is not None:
+        choice("command", command, TOTALS)
     return point_of(model, **given).report(command, by, formula)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 from typing import Any
 
 import typer
@@ -17,6 +18,9 @@ from tfcost.report import Report
 OUTPUT_KEYS = tuple(flag.keyword for flag in OUTPUT)
 
 
+MAX_POINTS = 10_000
+
+
 def reports(command: str, model: str | None, values: dict[str, Any], flags: tuple[Flag, ...]) -> Report:
     """The report of one point, or of the grid that listed sizes span."""
     keywords = {key: value for key, value in values.items() if key not in OUTPUT_KEYS}
@@ -24,19 +28,43 @@ def reports(command: str, model: str | None, values: dict[str, Any], flags: tupl
     source = None if model is None else load(model)
     sizes = [flag.keyword for flag in flags if flag.kind == "counts" and flag.keyword in keywords]
     listed = [key for key in sizes if len(keywords[key]) > 1]
+    if (count := prod(len(keywords[key]) for key in sizes)) > MAX_POINTS:
+        raise InputError(f"the lists span {count:,} combinations; at most {MAX_POINTS:,} are allowed")
     points = [dict(zip(sizes, point, strict=True)) for point in product(*(keywords[key] for key in sizes))]
     if not listed:
         return analyze(source, **{**keywords, **points[0]}, command=command)
-    if keywords.get("by", "component") != "component":
+    if keywords.get("by", "total") != "total":
         raise InputError("--by needs one point: a list of sizes gives one row per combination")
     every = [analyze(source, **{**keywords, **point}, command=command) for point in points]
-    first = every[0]
     rows = [{key: point[key] for key in listed} | report.totals for point, report in zip(points, every, strict=True)]
     warnings = list(dict.fromkeys(warning for report in every for warning in report.warnings))
-    config = {key: keywords[key] if key in listed else value for key, value in first.model.items()}
-    inputs = {key: keywords[key] if key in listed else value for key, value in first.inputs.items()}
-    # The closed forms are those of the structure, so one point's stand for all.
-    return Report(command, config, inputs, first.assumptions, {}, lambda: rows, first.closed_forms, warnings, listed)
+    config, inputs = [
+        {key: _all([getattr(report, part)[key] for report in every]) for key in getattr(every[0], part)}
+        for part in ("model", "inputs")
+    ]
+    # Closed forms are those of a structure. One stands for all where it takes no size as following from another
+    # (h_kv = h, d_ff = 4d ...) that does not in every point.
+    relations = [_relations(report.model) for report in every]
+    general = [report for report, each in zip(every, relations, strict=True) if each == set.intersection(*relations)]
+    closed = general[0].closed_forms if general else None
+    return Report(command, config, inputs, every[0].assumptions, {}, lambda: rows, closed, warnings, listed)
+
+
+def _all(values: list[Any]) -> Any:
+    """The one value that all points share, or the list of the different ones."""
+    different = list(dict.fromkeys(values))
+    return different[0] if len(different) == 1 else different
+
+
+def _relations(model: dict[str, Any]) -> set[str]:
+    """The sizes that follow from others in the usual way, which closed forms then write by those."""
+    usual = {
+        "kv_heads": model["heads"] == model["kv_heads"],
+        "head_dim": model["heads"] * model["head_dim"] == model["hidden"],
+        "ffn_hidden": model["ffn_hidden"] == 4 * model["hidden"],
+        "layers": model["encoder_layers"] == model["decoder_layers"] or model["arch"] != "encoder-decoder",
+    }
+    return {name for name, follows in usual.items() if follows}
 
 
 FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ROWS, *OUTPUT)
