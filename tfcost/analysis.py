@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tfcost.blocks import Run
+from tfcost.blocks import Run, kernel
 from tfcost.config import ModelConfig, choice, size
 from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half
 from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
 from tfcost.graph import Graph, Saved, Size, Tensor, saved_tensors, weights_of
+from tfcost.implementation import DOCUMENT as DOCUMENT_KEEPS
+from tfcost.implementation import NAMES as IMPLEMENTATIONS
+from tfcost.implementation import SEMANTICS, Implementation
+from tfcost.implementation import implementation as implementation_named
 from tfcost.models import DOCUMENT_MODEL, Model, load
 from tfcost.report import Report
 
@@ -24,7 +28,6 @@ ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 """Bytes of an activation or weight element per ``--dtype``."""
 
 ATTENTION = ("eager", "flash", "math")
-IMPLEMENTATIONS = ("document",)
 BY = ("total", "component", "op", "layer")
 MAX_LAYER_ROWS = 10_000
 DEFAULT_SEQ_LEN = 2048
@@ -57,11 +60,17 @@ class Item(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How a graph is priced: bytes of an element, the convention, and whether causal squares count by half."""
+    """How a graph is priced: the element type, the convention, causal squares, and what the kernels keep."""
 
-    itemsize: int = 2
+    dtype: str = "bf16"
     convention: Convention = DOCUMENT
     causal: str = "full"
+    implementation: Implementation = DOCUMENT_KEEPS
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an activation or weight element."""
+        return ITEMSIZE[self.dtype]
 
 
 class Analysis:
@@ -71,7 +80,7 @@ class Analysis:
         self.cfg = cfg
         self.run = run
         self.options = options
-        self.graph: Graph = build(cfg, run, options.itemsize)
+        self.graph: Graph = build(cfg, run, options.itemsize, options.implementation)
 
     @cached_property
     def weights(self) -> list[Tensor]:
@@ -323,6 +332,18 @@ def _inputs(cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src
     return Run(batch, seq_len, src_len)
 
 
+def options_of(dtype: str, convention: str, causal: str, implementation: str, semantics: str | None) -> Options:
+    """Read the flags that say how a graph is priced."""
+    if semantics is not None:
+        choice("--semantics", semantics, SEMANTICS)
+    return Options(
+        choice("--dtype", dtype, ITEMSIZE),
+        convention_named(convention),
+        choice("--causal", causal, ("full", "half")),
+        implementation_named(choice("--implementation", implementation, IMPLEMENTATIONS), semantics),
+    )
+
+
 class Point(NamedTuple):
     """A model in one pass, analysed: what :func:`analyze` reports, and commands of their own look into."""
 
@@ -364,6 +385,7 @@ def point_of(
     dtype: str = "bf16",
     convention: str = "document",
     implementation: str = "document",
+    semantics: str | None = None,
     **fields: Any,
 ) -> Point:
     """Read what was given and build the graph; the arguments are those of :func:`analyze`."""
@@ -372,20 +394,25 @@ def point_of(
     if attention is None:
         attention = "flash" if source.from_config else "eager"
     run = _inputs(cfg, source, batch, seq_len, src_len)._replace(attention=choice("--attention", attention, ATTENTION))
-    choice("--implementation", implementation, IMPLEMENTATIONS)
-    options = Options(
-        ITEMSIZE[choice("--dtype", dtype, ITEMSIZE)],
-        convention_named(convention),
-        choice("--causal", causal, ("full", "half")),
-    )
+    options = options_of(dtype, convention, causal, implementation, semantics)
+    analysis = Analysis(cfg, run, options)
+    return Point(source, analysis, assumptions_of(analysis, source.ignored_keys), _warnings(cfg, source, run))
+
+
+def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict[str, Any]:
+    """What a report assumes: the ``assumptions`` of ``tfcost.report/1``."""
+    options, cfg = analysis.options, analysis.cfg
+    asked = analysis.run.attention
     assumptions = {
-        "convention": convention, "implementation": implementation, "attention": attention, "dtype": dtype,
-        "causal": causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
-        "ignored_keys": list(source.ignored_keys),
+        "convention": options.convention.name, "implementation": options.implementation.name,
+        "semantics": options.implementation.semantics or None, "attention": asked,
+        "kernel": kernel(asked, cfg.attention_dropout, options.implementation), "dtype": options.dtype,
+        "causal": options.causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
+        "ignored_keys": list(ignored_keys),
     }  # fmt: skip
     if cfg.vocab is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
-    return Point(source, Analysis(cfg, run, options), assumptions, _warnings(cfg, source, run))
+    return assumptions
 
 
 def analyze(

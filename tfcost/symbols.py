@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import sympy
 from sympy import Expr, Symbol
 
-from tfcost.analysis import ATTENTION, ITEMSIZE, Analysis, Options
+from tfcost.analysis import ATTENTION, Analysis, Options, options_of
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig, choice
-from tfcost.convention import convention as convention_named
 from tfcost.errors import UnknownName
 from tfcost.graph import Size, least
 from tfcost.models import DOCUMENT_MODEL, Model, load
@@ -169,6 +168,8 @@ def closed_forms(
     causal: str = "full",
     dtype: str = "bf16",
     convention: str = "document",
+    implementation: str = "document",
+    semantics: str | None = None,
     by: str = "component",
     command: str = "flops",
     **fields: Any,
@@ -176,11 +177,7 @@ def closed_forms(
     """The closed forms of a model, or of the document's (``model=None``) with whatever structure ``fields`` state."""
     cfg, source = symbolic_model(model, fields)
     kernel = choice("--attention", attention or ("flash" if source.from_config else "eager"), ATTENTION)
-    options = Options(
-        ITEMSIZE[choice("--dtype", dtype, ITEMSIZE)],
-        convention_named(convention),
-        choice("--causal", causal, ("full", "half")),
-    )
+    options = options_of(dtype, convention, causal, implementation, semantics)
     two = cfg.arch == "encoder-decoder" or cfg.cross_attention
     run = Run(symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, kernel)
     return ClosedForms(cfg, run, options, command, by)

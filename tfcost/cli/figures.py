@@ -11,6 +11,7 @@ import typer
 from tfcost.analysis import analyze
 from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
 from tfcost.cli.output import emit, format_of
+from tfcost.config import ModelConfig
 from tfcost.errors import InputError
 from tfcost.models import load
 from tfcost.report import Report
@@ -42,11 +43,7 @@ def reports(command: str, model: str | None, values: dict[str, Any], flags: tupl
         {key: _all([getattr(report, part)[key] for report in every]) for key in getattr(every[0], part)}
         for part in ("model", "inputs")
     ]
-    # Closed forms are those of a structure. One stands for all where it takes no size as following from another
-    # (h_kv = h, d_ff = 4d ...) that does not in every point.
-    relations = [_relations(report.model) for report in every]
-    general = [report for report, each in zip(every, relations, strict=True) if each == set.intersection(*relations)]
-    closed = general[0].closed_forms if general else None
+    closed = (lambda: _closed_forms(every, listed)) if keywords["formula"] else None
     return Report(command, config, inputs, every[0].assumptions, {}, lambda: rows, closed, warnings, listed)
 
 
@@ -56,15 +53,22 @@ def _all(values: list[Any]) -> Any:
     return different[0] if len(different) == 1 else different
 
 
-def _relations(model: dict[str, Any]) -> set[str]:
-    """The sizes that follow from others in the usual way, which closed forms then write by those."""
-    usual = {
-        "kv_heads": model["heads"] == model["kv_heads"],
-        "head_dim": model["heads"] * model["head_dim"] == model["hidden"],
-        "ffn_hidden": model["ffn_hidden"] == 4 * model["hidden"],
-        "layers": model["encoder_layers"] == model["decoder_layers"] or model["arch"] != "encoder-decoder",
-    }
-    return {name for name, follows in usual.items() if follows}
+def _closed_forms(every: list[Report], listed: list[str]) -> Any:
+    """The closed forms that hold at every point of a grid; None where those of no one point do.
+
+    A size that follows from others at some of the points only (h_kv = h, d_ff = 4d) must be a letter of its own.
+    """
+    if {"batch", "seq_len", "src_len"}.issuperset(listed):
+        return every[0].closed
+    from tfcost.symbols import FIELD_SYMBOLS, symbol, symbolic_config
+
+    configs = [{key: value for key, value in report.model.items() if key != "name"} for report in every]
+    structures = [symbolic_config(ModelConfig(**config))[0] for config in configs]
+    differ = [field for field in FIELD_SYMBOLS if len({getattr(each, field) for each in structures}) > 1]
+    for report, structure in zip(every, structures, strict=True):
+        if all(getattr(structure, field) == symbol(FIELD_SYMBOLS[field]) for field in differ):
+            return report.closed
+    return None
 
 
 FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ROWS, *OUTPUT)

@@ -101,10 +101,9 @@ def overview() -> str:
         for name, (_, help) in COMMANDS.items()
     ]
     opening = "tfcost: exact FLOPs, parameters and memory of Transformers, each with its closed form."
-    return "\n".join([
-        textwrap.fill(opening, width), "", "Usage: tfcost COMMAND [MODEL] [options]", "       tfcost COMMAND --help", "",
-        "Commands:", *rows, "", textwrap.fill(NOTES, width, break_on_hyphens=False),
-    ])  # fmt: skip
+    usage = ["Usage: tfcost COMMAND [MODEL] [options]", "       tfcost COMMAND --help"]
+    notes = textwrap.fill(NOTES, width, break_on_hyphens=False)
+    return "\n".join([textwrap.fill(opening, width), "", *usage, "", "Commands:", *rows, "", notes])
 
 
 def _usage(command: str, error: Exception) -> str:

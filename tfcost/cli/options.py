@@ -76,10 +76,10 @@ STRUCTURE = (
     _choice("ffn", "feed-forward: two matrices, or a gated three [default: mlp]"),
     _choice("activation", "the feed-forward's non-linearity [default: gelu]"),
     _choice("norm", "kind of norm [default: layernorm]"),
-    Flag("pre_norm", ("--pre-norm/--post-norm",), "switch", "a norm before each branch, or after its sum [default: pre]"),
+    Flag("pre_norm", ("--pre-norm/--post-norm",), "switch", "norms before each branch, or after its sum [default: pre]"),
     Flag("final_norm", ("--final-norm/--no-final-norm",), "switch", "a norm after each stack [default: no]"),
     Flag("bias", ("--bias/--no-bias",), "switch", "biases in every linear layer and norm [default: yes]"),
-    Flag("tied", ("--tied/--untied",), "switch", "the head shares the embedding's table, or has its own [default: tied]"),
+    Flag("tied", ("--tied/--untied",), "switch", "the head shares the embedding's table, or not [default: tied]"),
     Flag("head", ("--head/--no-head",), "switch", "a head, and so logits [default: yes]"),
     _choice("positions", "how positions enter [default: sinusoidal]"),
     _counts("max_positions", "--max-positions", help="rows of a learned position table"),
@@ -105,15 +105,16 @@ STORAGE = (
         ("--implementation",),
         "choice",
         "what is kept for backward [default: document]",
-        ("document",),
+        ("document", "reference"),
     ),
+    Flag("semantics", ("--semantics",), "choice", "device of the reference's kernels [default: cuda]", ("cuda", "cpu")),
 )
 ROWS = (
     Flag("by", ("--by",), "choice", "how deep the rows go [default: component]", ("total", "component", "op", "layer")),
     Flag("formula", ("--formula/--no-formula",), "switch", "closed forms [default: yes in tables, no in JSON and CSV]"),
 )
 OUTPUT = (
-    Flag("format", ("--format",), "choice", "how it is printed [default: table]", ("table", "json", "csv", "markdown", "latex")),
+    _choice("format", "how it is printed [default: table]", ("table", "json", "csv", "markdown", "latex")),
     Flag("json", ("--json",), "switch", "short for --format json"),
     Flag("csv", ("--csv",), "switch", "short for --format csv"),
     Flag(
