@@ -76,7 +76,7 @@ STRUCTURE = (
     _choice("ffn", "feed-forward: two matrices, or a gated three [default: mlp]"),
     _choice("activation", "the feed-forward's non-linearity [default: gelu]"),
     _choice("norm", "kind of norm [default: layernorm]"),
-    Flag("pre_norm", ("--pre-norm/--post-norm",), "switch", "norms before each branch, or after its sum [default: pre]"),
+    Flag("pre_norm", ("--pre-norm/--post-norm",), "switch", "norm before each branch, or after its sum [default: pre]"),
     Flag("final_norm", ("--final-norm/--no-final-norm",), "switch", "a norm after each stack [default: no]"),
     Flag("bias", ("--bias/--no-bias",), "switch", "biases in every linear layer and norm [default: yes]"),
     Flag("tied", ("--tied/--untied",), "switch", "the head shares the embedding's table, or not [default: tied]"),
@@ -170,16 +170,17 @@ def help_text(name: str, help: str, flags: tuple[Flag, ...], width: int) -> str:
     width = min(max(width, 40), 100)
     column = 28 if width >= 70 else 6
 
-    def paragraph(text: str) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
+    def paragraph(text: str, first: str = "", further: str = "") -> list[str]:
+        return textwrap.wrap(
+            text, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+        )
 
     def entry(usage: str, meaning: str) -> list[str]:
-        indent = " " * column
-        lines = textwrap.wrap(meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        lines = paragraph(meaning, " " * column, " " * column)
         if len(usage) + 4 <= column and lines:
             lines[0] = f"  {usage}".ljust(column) + lines[0][column:]
             return lines
-        return [*textwrap.wrap(f"  {usage}", width, subsequent_indent="      ", break_on_hyphens=False), *lines]
+        return [*paragraph(usage, "  ", "      "), *lines]
 
     lines = [f"Usage: tfcost {name} [MODEL] [options]", "", *paragraph(help), "", *entry("MODEL", MODEL_HELP)]
     placed = {flag.keyword for group in GROUPS.values() for flag in group}
