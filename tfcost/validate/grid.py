@@ -41,7 +41,7 @@ def grid(count: int) -> Iterator[Case]:
         (True, False),
     )
     total = prod(len(each) for each in choices)
-    stride = 7919  # a prime, so coprime to the lengths above, whose factors are 2, 3 and 5
+    stride = 104_729  # a prime, so coprime to the lengths above, whose factors are 2, 3 and 5
     every = (_unravel(index * stride % total, choices) for index in range(total))
     return islice((_case(index, *picked) for index, picked in enumerate(every)), count)
 
