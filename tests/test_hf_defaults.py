@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hf_configs import TYPES
 
+from tfcost.blocks import Run
 from tfcost.config import complete
 from tfcost.families import build
-from tfcost.blocks import Run
 from tfcost.graph import weights_of
 from tfcost.hf import from_hf
 from tfcost.model_types import COMMON_INERT, COMMON_MUST_BE, MODEL_TYPES
