@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tfcost.blocks import Run
-from tfcost.config import ModelConfig, choice
-from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention
+from tfcost.blocks import Run, kernel
+from tfcost.config import ModelConfig, choice, size
+from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half
 from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
 from tfcost.graph import Graph, Saved, Size, Tensor, saved_tensors, weights_of
+from tfcost.implementation import DOCUMENT as DOCUMENT_KEEPS
+from tfcost.implementation import NAMES as IMPLEMENTATIONS
+from tfcost.implementation import SEMANTICS, Implementation
+from tfcost.implementation import implementation as implementation_named
 from tfcost.models import DOCUMENT_MODEL, Model, load
 from tfcost.report import Report
 
@@ -24,7 +28,6 @@ ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 """Bytes of an activation or weight element per ``--dtype``."""
 
 ATTENTION = ("eager", "flash", "math")
-IMPLEMENTATIONS = ("document",)
 BY = ("total", "component", "op", "layer")
 MAX_LAYER_ROWS = 10_000
 DEFAULT_SEQ_LEN = 2048
@@ -57,11 +60,17 @@ class Item(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How a graph is priced: bytes of an element, the convention, and whether causal squares count by half."""
+    """How a graph is priced: the element type, the convention, causal squares, and what the kernels keep."""
 
-    itemsize: int = 2
+    dtype: str = "bf16"
     convention: Convention = DOCUMENT
     causal: str = "full"
+    implementation: Implementation = DOCUMENT_KEEPS
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an activation or weight element."""
+        return ITEMSIZE[self.dtype]
 
 
 class Analysis:
@@ -71,7 +80,7 @@ class Analysis:
         self.cfg = cfg
         self.run = run
         self.options = options
-        self.graph: Graph = build(cfg, run, options.itemsize)
+        self.graph: Graph = build(cfg, run, options.itemsize, options.implementation)
 
     @cached_property
     def weights(self) -> list[Tensor]:
@@ -126,33 +135,45 @@ class Analysis:
 
     @cached_property
     def flops(self) -> dict[str, Size]:
-        """FLOPs of a pass by the convention; ``backward`` is two products per matmul whose operands both need one."""
-        half = self.options.causal == "half"
+        """FLOPs of a pass by the convention that was asked for."""
+        causal: Size = sum([line.copies * line.forward for line in self.lines(DOCUMENT, True)])
+        priced = self.priced_by(self.options.convention, self.options.causal == "half")
+        return {"parameters": self.parameters["parameters"]} | priced | {"forward_flops_causal": causal}
+
+    def priced_by(self, convention: Convention, half: bool = False) -> dict[str, Size]:
+        """FLOPs of a pass by a convention; ``backward`` is two products per matmul whose operands both need one."""
         forward: Size = 0
         backward: Size = 0
         recompute: Size = 0
         attention: Size = 0
-        for line in self.lines(self.options.convention, half):
+        for line in self.lines(convention, half):
             forward += line.copies * line.forward
             backward += line.copies * line.backward
             recompute += line.copies * line.recompute
             if line.attention:
                 attention += line.copies * line.forward
-        causal: Size = sum([line.copies * line.forward for line in self.lines(DOCUMENT, True)])
         return {
-            "parameters": self.parameters["parameters"],
             "forward_flops": forward,
             "backward_flops": backward,
             "train_flops": forward + backward,
             "recompute_flops": recompute,
             "hardware_flops": forward + backward + recompute,
-            "forward_flops_causal": causal,
             "attention_flops": attention,
+        }
+
+    def with_ratios(self, figures: dict[str, Size], convention: Convention) -> dict[str, Any]:
+        """Numeric FLOPs with their MACs and what they are per target token."""
+        tokens, forward = self.run.batch * self.run.seq_len, figures["forward_flops"]
+        macs = forward if isinstance(convention, OpConvention) and convention.per_mac == 1 else half(forward)
+        return figures | {
+            "forward_macs": macs,
+            "flops_per_token": forward / tokens,
+            "train_flops_per_token": figures["train_flops"] / tokens,
         }
 
     @property
     def kernel_recompute(self) -> Size:
-        """FLOPs that fused attention's backward spends on making the scores again: 2bN²d per layer. In no other total."""
+        """FLOPs of fused attention's backward on making the scores again: 2bN²d per layer. In no other total."""
         return sum([op.copies * FLOPS_PER_MAC * op.recompute.macs for op in self.graph.ops])
 
     @cached_property
@@ -203,16 +224,7 @@ class Analysis:
         return self.memory
 
     def _flops_totals(self) -> dict[str, Any]:
-        figures = dict(self.flops)
-        tokens = self.run.batch * self.run.seq_len
-        forward = figures["forward_flops"]
-        # Half of an odd number of FLOPs (an odd half square) has no whole number of MACs: said as null, not rounded.
-        figures["forward_macs"] = forward >> 1 if forward % 2 == 0 else None
-        if self.options.convention.name == "fvcore":
-            figures["forward_macs"] = forward
-        figures["flops_per_token"] = forward / tokens
-        figures["train_flops_per_token"] = figures["train_flops"] / tokens
-        return figures
+        return self.with_ratios(self.flops, self.options.convention)
 
     def items(self, command: str) -> list[Item]:
         """What the rows of a command sum: priced ops, parameters, or tensors at the end of a forward pass."""
@@ -299,7 +311,8 @@ def _row(path: str, items: list[Item], note: Mapping[str, Any]) -> dict[str, Any
     row: dict[str, Any] = {"path": path, "count": count if same else 1}
     names = list(items[0].figures)
     for name in names:
-        row[f"{name}_each"] = sum([(1 if same else item.copies) * item.figures[name] for item in items])
+        parts = [(1 if same else item.copies, item.figures[name]) for item in items]
+        row[f"{name}_each"] = None if any([part is None for _, part in parts]) else sum([n * part for n, part in parts])
     row[names[-1]] = row["count"] * row[f"{names[-1]}_each"]
     return row | dict(note)
 
@@ -310,13 +323,25 @@ def _inputs(cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src
     if seq_len is None:
         seq_len = DEFAULT_SEQ_LEN if longest is None or not model.from_config else min(DEFAULT_SEQ_LEN, longest)
     for name, value in (("-b/--batch", batch), ("-N/--seq-len", seq_len), ("--src-len", src_len)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InputError(f"{name} must be a whole number of at least 1, not {value}")
+        if value is not None or name == "-b/--batch":
+            size(name, value)
     if cfg.arch == "encoder-decoder":
         src_len = seq_len if src_len is None else src_len
     elif src_len is not None and not cfg.cross_attention:
         raise InputError(f"--src-len needs an encoder and a decoder; this model is --arch {cfg.arch}")
     return Run(batch, seq_len, src_len)
+
+
+def options_of(dtype: str, convention: str, causal: str, implementation: str, semantics: str | None) -> Options:
+    """Read the flags that say how a graph is priced."""
+    if semantics is not None:
+        choice("--semantics", semantics, SEMANTICS)
+    return Options(
+        choice("--dtype", dtype, ITEMSIZE),
+        convention_named(convention),
+        choice("--causal", causal, ("full", "half")),
+        implementation_named(choice("--implementation", implementation, IMPLEMENTATIONS), semantics),
+    )
 
 
 class Point(NamedTuple):
@@ -326,6 +351,10 @@ class Point(NamedTuple):
     analysis: Analysis
     assumptions: dict[str, Any]
     warnings: list[str]
+
+    def priced_by(self, convention: Convention) -> dict[str, Any]:
+        """FLOPs, MACs and per-token figures by another convention."""
+        return self.analysis.with_ratios(self.analysis.priced_by(convention), convention)
 
     def report(self, command: str | None, by: str, formula: bool) -> Report:
         """The report of a command; None is all of them, with the rows of ``flops``."""
@@ -356,6 +385,7 @@ def point_of(
     dtype: str = "bf16",
     convention: str = "document",
     implementation: str = "document",
+    semantics: str | None = None,
     **fields: Any,
 ) -> Point:
     """Read what was given and build the graph; the arguments are those of :func:`analyze`."""
@@ -364,20 +394,25 @@ def point_of(
     if attention is None:
         attention = "flash" if source.from_config else "eager"
     run = _inputs(cfg, source, batch, seq_len, src_len)._replace(attention=choice("--attention", attention, ATTENTION))
-    choice("--implementation", implementation, IMPLEMENTATIONS)
-    options = Options(
-        ITEMSIZE[choice("--dtype", dtype, ITEMSIZE)],
-        convention_named(convention),
-        choice("--causal", causal, ("full", "half")),
-    )
+    options = options_of(dtype, convention, causal, implementation, semantics)
+    analysis = Analysis(cfg, run, options)
+    return Point(source, analysis, assumptions_of(analysis, source.ignored_keys), _warnings(cfg, source, run))
+
+
+def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict[str, Any]:
+    """What a report assumes: the ``assumptions`` of ``tfcost.report/1``."""
+    options, cfg = analysis.options, analysis.cfg
+    asked = analysis.run.attention
     assumptions = {
-        "convention": convention, "implementation": implementation, "attention": attention, "dtype": dtype,
-        "causal": causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
-        "ignored_keys": list(source.ignored_keys),
+        "convention": options.convention.name, "implementation": options.implementation.name,
+        "semantics": options.implementation.semantics or None, "attention": asked,
+        "kernel": kernel(asked, cfg.attention_dropout, options.implementation), "dtype": options.dtype,
+        "causal": options.causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
+        "ignored_keys": list(ignored_keys),
     }  # fmt: skip
     if cfg.vocab is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
-    return Point(source, Analysis(cfg, run, options), assumptions, _warnings(cfg, source, run))
+    return assumptions
 
 
 def analyze(
@@ -400,6 +435,8 @@ def analyze(
     exact ints. Raises :class:`~tfcost.errors.InputError` with one line for anything that cannot be used.
     """
     choice("--by", by, BY)
+    if command is not None:
+        choice("command", command, TOTALS)
     return point_of(model, **given).report(command, by, formula)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tfcost import ops
 from tfcost.config import ModelConfig
 from tfcost.graph import Graph, Size, Tensor, Work, div
+from tfcost.implementation import Implementation
 
 
 class Run(NamedTuple):
@@ -60,8 +61,11 @@ def attention(
         if cfg.qk_norm:
             query = ops.norm(g, "query_norm", query, cfg.qk_norm, cfg.qk_norm == "layernorm")
             key = ops.norm(g, "key_norm", key, cfg.qk_norm, cfg.qk_norm == "layernorm")
-        if cfg.positions == "rotary":
-            query, key = ops.rotary(g, "rotary_query", query), ops.rotary(g, "rotary_key", key)
+        if cfg.positions == "rotary" and x is source:  # positions of two sequences have no distance to each other
+            table = None
+            if g.implementation.rotary_table:
+                table = g.tensor("rotary_table", ("n", "k"), (x.shape[1], width), grad=False)
+            query, key = ops.rotary(g, "rotary_query", query, table), ops.rotary(g, "rotary_key", key, table)
         heads = _attend(g, query, key, value, cfg, run, causal, window, position_bias)
         d = x.shape[-1]
         out = ops.linear(
@@ -81,36 +85,67 @@ def _attend(
     window: Size | None,
     position_bias: Tensor | None,
 ) -> Tensor:
-    """softmax(QKᵀ/√d_k + M) V, M = 0 or -inf, by the kernel of ``run``.
+    """softmax(QKᵀ/√d_k + M) V, M = 0 or -inf, by the kernel that runs: see :func:`kernel`.
 
-    Eager computes and keeps the full square whatever the mask or window, as PyTorch does. Flash visits
-    ``least(m, window)`` keys per query.
+    Eager and math compute and keep the full square whatever the mask or window, as PyTorch does. Flash visits
+    ``least(m, window)`` keys per query, and keeps no score.
     """
-    eager = run.attention != "flash"
-    visited = ("m", window) if window is not None and not eager else None
+    runs = kernel(run.attention, cfg.attention_dropout, g.implementation)
+    if runs == "flash":
+        visited = None if window is None else ("m", window)
+        out = _square(g, query, key, value, cfg, causal, position_bias, keep=False, window=visited)
+        macs = next(op.forward.macs for op in reversed(g.ops) if op.kind == "scores")
+        return ops.fused_attention(g, "flash", query, key, value, out, Work(macs))
+    if runs == "eager":
+        return _square(g, query, key, value, cfg, causal, position_bias)
+    batch, _, kv_heads, group, width = query.shape
+    repeated = (batch, key.shape[1], kv_heads, group, width)
+    with g.elements_of(ops.FP32_BYTES):
+        q = ops.cast(g, "fp32_query", query, query.axes, query.shape)
+        k = ops.cast(g, "fp32_key", key, ("b", "m", "h", "g", "k"), repeated)
+        v = ops.cast(g, "fp32_value", value, ("b", "m", "h", "g", "k"), repeated)
+        out = _square(g, q, k, v, cfg, causal, position_bias, mask_itemsize=g.implementation.math_mask_itemsize)
+    return ops.cast(g, "attended", out, out.axes, out.shape)
+
+
+def kernel(attention: str, dropout: float, implementation: Implementation) -> str:
+    """The kernel that runs where ``attention`` was asked for.
+
+    A flash kernel without dropout (a CPU's) leaves a model that has attention dropout to the math kernel. In the
+    document's accounting math is eager.
+    """
+    if attention == "flash" and dropout and not implementation.fused_dropout:
+        return "math"
+    return "eager" if attention == "math" and not implementation.math_in_fp32 else attention
+
+
+def _square(
+    g: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cfg: ModelConfig,
+    causal: bool,
+    position_bias: Tensor | None,
+    keep: bool = True,
+    window: tuple[str, Size] | None = None,
+    mask_itemsize: Size = ops.MASK_BYTES,
+) -> Tensor:
+    """The score square, step by step; ``keep=False`` inside a fused kernel, which keeps none of it."""
+    keys = " ".join(key.axes)
     scores = ops.contract(
-        g,
-        "scores",
-        "b n h g k, b m h k -> b h g n m",
-        query,
-        key,
-        kind="scores",
-        keep=eager,
-        causal=causal,
-        window=visited,
-    )
-    macs = g.ops[-1].forward.macs
+        g, "scores", f"b n h g k, {keys} -> b h g n m", query, key, kind="scores", keep=keep, causal=causal, window=window
+    )  # fmt: skip
     if cfg.attention_softcap:
-        scores = ops.activation(g, "softcap", scores, "tanh", keep=eager)
+        scores = ops.activation(g, "softcap", scores, "tanh", keep=keep)
     if position_bias is not None:
         scores = ops.add(g, "position_bias", scores, position_bias)
-    weights = ops.softmax(g, "softmax", scores, keep=eager)
-    weights = ops.dropout(g, "dropout", weights, cfg.attention_dropout, keep=eager)
-    out = ops.contract(
-        g, "weighted_sum", "b h g n m, b m h k -> b n h g k", weights, value, kind="weighted_sum", keep=eager,
-        causal=causal, window=visited,
+    weights = ops.softmax(g, "softmax", scores, keep=keep)
+    weights = ops.dropout(g, "dropout", weights, cfg.attention_dropout, keep, mask_itemsize)
+    return ops.contract(
+        g, "weighted_sum", f"b h g n m, {keys} -> b n h g k", weights, value, kind="weighted_sum", keep=keep,
+        causal=causal, window=window,
     )  # fmt: skip
-    return out if eager else ops.fused_attention(g, "flash", query, key, value, out, Work(macs))
 
 
 def feed_forward(g: Graph, name: str, x: Tensor, cfg: ModelConfig) -> Tensor:

@@ -145,11 +145,25 @@ def flag(field: str) -> str:
     return FLAG.get(field, "--" + field.replace("_", "-"))
 
 
-def choice(name: str, value: str, allowed: Iterable[str]) -> str:
+def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """The value of a flag that takes names; :class:`InputError` for another."""
-    if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    if not isinstance(value, str) or value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, not {str(value)[:40]!r}")
     return value
+
+
+MAX_SIZE = 10**30
+"""Beyond it a size is a slip of the keyboard; per-token ratios, which are floats, stay finite below it."""
+
+
+def size(name: str, value: Any, least: int = 1) -> None:
+    """Raise :class:`InputError` unless a value is a size: a whole number from ``least`` on, or an expression."""
+    if hasattr(value, "free_symbols"):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, not {str(value)[:40]!r}")
+    if value > MAX_SIZE:
+        raise InputError(f"{name} must be at most 10^30, and has {len(str(value))} digits")
 
 
 def check(stated: Mapping[str, Any]) -> None:
@@ -159,19 +173,29 @@ def check(stated: Mapping[str, Any]) -> None:
             continue
         if field not in FIELDS and field != "layers":
             raise InputError(f"unknown model field {field!r}")
-        if field in SIZE_FIELDS and isinstance(value, (int, float)) and (value < 1 or not isinstance(value, int)):
-            raise InputError(f"{flag(field)} must be a whole number of at least 1, not {value}")
-        if field in CHOICES:
+        default = ModelConfig._field_defaults.get(field)
+        if field in SIZE_FIELDS:
+            size(flag(field), value)
+        elif field in CHOICES:
             choice(flag(field), value, CHOICES[field])
-        if field.endswith("dropout") and not 0 <= value < 1:
-            raise InputError(f"{flag(field)} must be at least 0 and below 1, not {value}")
+        elif field.endswith("dropout"):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+                raise InputError(f"{flag(field)} must be a number from 0 to below 1, not {str(value)[:40]!r}")
+        elif isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise InputError(f"{flag(field)} must be true or false, not {str(value)[:40]!r}")
+        elif default is None or isinstance(default, int):
+            size(flag(field), value, 1 if default is None else 0)
+        elif not isinstance(value, str):
+            raise InputError(f"{flag(field)} must be a name, not {str(value)[:40]!r}")
 
 
 def complete(stated: Mapping[str, Any]) -> ModelConfig:
     """The complete config from the fields that are stated; what is left out (or None) is derived.
 
     Derived: ``kv_heads = heads``, ``head_dim = hidden / heads``, ``ffn_hidden = 4 hidden``, both stacks' layers from
-    ``layers``, every kind of dropout from ``dropout``, every kind of bias from ``bias``, ``local_layers`` from
+    ``layers``, attention's and the branches' dropout from ``dropout`` (and that of the fields which ``follows_dropout``
+    names), every kind of bias from ``bias``, ``local_layers`` from
     ``window_pattern`` or ``window_from``, and whether E differs from d. Raises :class:`InputError` naming the flag for
     a missing, zero, negative or non-dividing size.
     """
@@ -208,7 +232,8 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     if given.get("positions") == "learned" and "max_positions" not in given:
         raise InputError("--positions learned needs --max-positions, the rows of the table")
     dropout = given.setdefault("dropout", 0.1)
-    for field in ("attention_dropout", "attention_output_dropout", "ffn_output_dropout"):
+    follows = ("attention_dropout", "attention_output_dropout", "ffn_output_dropout", *given.pop("follows_dropout", ()))
+    for field in follows:
         given.setdefault(field, dropout)
     _complete_windows(given)
     _complete_embedding(given)

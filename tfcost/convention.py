@@ -89,14 +89,17 @@ class OpConvention(NamedTuple):
                 return None
             work = each * op.forward.elements
             return Line(op.path, op.copies, 0, work, each * op.backward.elements + recompute if self.backward else 0)
-        forward, backward = self.per_mac * op.forward.macs, self.per_mac * op.backward.macs
+        macs = op.forward.macs
+        forward, backward = self.per_mac * macs, self.per_mac * op.backward.macs
         if self.causal_half and op.causal is not None:
             # Half of the points at FLOPS_PER_MAC each: one FLOP per point, so that an odd square stays an integer.
+            # Half of an odd number of points has no whole number of MACs: None, not rounded.
             forward = op.causal
             backward = GRADIENTS * forward
+            macs = half(forward)
         forward += each * op.forward.elements
         backward += each * op.backward.elements
-        return Line(op.path, op.copies, op.forward.macs, forward, backward if self.backward else 0, 0, attention)
+        return Line(op.path, op.copies, macs, forward, backward if self.backward else 0, 0, attention)
 
 
 class FormulaConvention(NamedTuple):
@@ -214,7 +217,8 @@ def _chinchilla_a4(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
 
 
 def _bigscience(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
-    work = 2 * facts.parameters["active_parameters"] * facts.tokens
+    # P is l(12d² + 13d): the throughputs that BigScience printed come out only without embeddings.
+    work = 2 * facts.parameters["non_embedding_parameters"] * facts.tokens
     return [("parameters", work, 2 * work, work)]
 
 
@@ -255,11 +259,11 @@ _CONVENTIONS: tuple[Convention, ...] = (
             **dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"), 8),
         },
     ),
-    _six_p("6p-all", "active_parameters", "all (active) parameters"),
+    _six_p("6p-all", "parameters", "all parameters"),
     _six_p("6p-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
     _six_p("6p-non-embedding", "non_embedding_parameters", "without embeddings and head"),
     _six_p("6p-active", "active_parameters", "the parameters that a token uses (mixture of experts)"),
-    _palm("palm-all", "active_parameters", "all (active) parameters"),
+    _palm("palm-all", "parameters", "all parameters"),
     _palm("palm-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
     _palm("palm-non-embedding", "non_embedding_parameters", "without embeddings and head"),
     FormulaConvention(
@@ -306,7 +310,7 @@ _CONVENTIONS: tuple[Convention, ...] = (
     ),
     FormulaConvention(
         "bigscience-8p",
-        "8 P per token: 6 P and 2 P for recomputation",
+        "8 P per token: 6 P and 2 P for recomputation, P without embeddings",
         "attention's score square",
         "BigScience, Megatron-DeepSpeed README (BLOOM)",
         _bigscience,
@@ -340,8 +344,16 @@ _CONVENTIONS: tuple[Convention, ...] = (
 CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention in _CONVENTIONS}
 
 
+def half(flops: Size) -> Size | None:
+    """FLOPs as MACs; None where an odd number of them is no whole number of MACs."""
+    if not isinstance(flops, int):
+        return div(flops, FLOPS_PER_MAC, "FLOPs", "2")
+    macs, rest = divmod(flops, FLOPS_PER_MAC)
+    return None if rest else macs
+
+
 def convention(name: str) -> Convention:
     """The convention of this name; :class:`UnknownName` with close matches where there is none."""
-    if name not in CONVENTIONS:
-        raise UnknownName("--convention", name, CONVENTIONS)
+    if not isinstance(name, str) or name not in CONVENTIONS:
+        raise UnknownName("--convention", str(name), CONVENTIONS)
     return CONVENTIONS[name]

@@ -7,7 +7,7 @@ from typing import Any
 from tfcost.analysis import Analysis
 from tfcost.config import ModelConfig
 from tfcost.convention import DOCUMENT, OpConvention
-from tfcost.graph import Graph, Op, Saved, Size, Tensor
+from tfcost.graph import Op, Saved, Size, Tensor
 
 WORDS = {
     "attention_norm": "each token's vector is normalised, then scaled (and shifted) per coordinate",
@@ -71,27 +71,35 @@ def _product(sizes: list[Size]) -> Size | None:
 
 
 def shapes(op: Op) -> str:
-    """``[b, N, d] x [d, d] -> [b, N, d]``."""
+    """``[b, N, d] x [d, d] -> [b, N, d]``; the keys of QKᵀ transposed, ``[b, h, N, d/h] x [b, h, d/h, N]``."""
     per_head = op.kind in ("scores", "weighted_sum", "softmax", "fused_attention") or op.path.endswith(
         "attention/dropout"
     )
-    left = " x ".join(_text(shown_shape(tensor, per_head)) for tensor in op.inputs)
-    if op.kind in ("add", "multiply"):
-        left = left.replace(" x ", " + " if op.kind == "add" else " * ")
-    return f"{left} -> {_text(shown_shape(op.output, per_head))}"
+    operands = [shown_shape(tensor, per_head) for tensor in op.inputs]
+    if op.kind == "scores":
+        *leading, keys, width = operands[1]
+        operands[1] = [*leading, width, keys]
+    sign = {"add": " + ", "multiply": " * "}.get(op.kind, " x ")
+    return f"{sign.join(map(_text, operands))} -> {_text(shown_shape(op.output, per_head))}"
 
 
 def _text(shape: list[Size]) -> str:
-    return "[" + ", ".join(str(size) for size in shape) + "]"
+    return "[" + ", ".join(map(_size, shape)) + "]"
 
 
-def layers_of(graph: Graph) -> list[tuple[str, list[Op]]]:
-    """The ops of one layer of each repeated block."""
-    return [(repeat.path, graph.ops[repeat.start : repeat.stop]) for repeat in graph.repeats]
+def _size(size: Size) -> str:
+    if isinstance(size, int):
+        return str(size)
+    from tfcost.symbols import written
+
+    return written(size)
 
 
 def steps(analysis: Analysis) -> list[dict[str, Any]]:
-    """The steps of one layer of each stack, in order: path, words, shapes, FLOPs, kept bytes and which tensors."""
+    """The steps of one layer of each stack, in order: path, words, shapes, FLOPs, kept bytes and which tensors.
+
+    A tensor from outside the layer (an encoder's output) is kept once for all layers, and stands apart.
+    """
     chosen = analysis.options.convention
     convention = chosen if isinstance(chosen, OpConvention) else DOCUMENT
     flash = analysis.run.attention == "flash"
@@ -99,17 +107,36 @@ def steps(analysis: Analysis) -> list[dict[str, Any]]:
     for saved in analysis.saved:
         kept.setdefault(id(saved.op), []).append(saved)
     found = []
-    for _, ops in layers_of(analysis.graph):
-        for op in ops:
+    for repeat in analysis.graph.repeats:
+        for op in analysis.graph.ops[repeat.start : repeat.stop]:
             line = convention.price(op, flash)
-            saves = kept.get(id(op), [])
-            found.append({
+            tensors = [saved.tensor for saved in kept.get(id(op), [])]
+            own = [tensor for tensor in tensors if tensor.path.startswith(repeat.path + "/")]
+            step = {
                 "path": op.path, "what": words(op), "shapes": shapes(op),
                 "flops_each": 0 if line is None else line.forward,
-                "bytes_each": sum([saved.tensor.bytes for saved in saves]),
-                "keeps": ", ".join(saved.tensor.path.rpartition("/")[2] for saved in saves),
-            })  # fmt: skip
+                "keeps": ", ".join(tensor.path.rpartition("/")[2] for tensor in own),
+                "bytes_each": sum([tensor.bytes for tensor in own]),
+            }  # fmt: skip
+            if shared := [tensor for tensor in tensors if tensor not in own]:
+                step |= {"keeps_once": ", ".join(tensor.path for tensor in shared)}
+                step |= {"bytes_once": sum([tensor.bytes for tensor in shared])}
+            found.append(step)
     return found
+
+
+def sums(analysis: Analysis, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The FLOPs and kept bytes of one layer of each stack: the sums of its steps."""
+    return [
+        {
+            "path": repeat.path,
+            **{
+                figure: sum([step[figure] for step in found if step["path"].startswith(repeat.path + "/")])
+                for figure in ("flops_each", "bytes_each")
+            },
+        }
+        for repeat in analysis.graph.repeats
+    ]
 
 
 def remarks(cfg: ModelConfig, seq_len: int) -> list[str]:

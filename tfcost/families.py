@@ -11,6 +11,7 @@ from tfcost.config import ModelConfig
 from tfcost.errors import GraphError
 from tfcost.graph import Graph, Size, Tensor, div
 from tfcost.heads import head
+from tfcost.implementation import DOCUMENT, Implementation
 
 
 def table_width(cfg: ModelConfig) -> Size:
@@ -181,10 +182,10 @@ FAMILIES: dict[str, Callable[[Graph, ModelConfig, Run], None]] = {
 """The function that builds each ``arch``."""
 
 
-def build(cfg: ModelConfig, run: Run, itemsize: Size = 2) -> Graph:
-    """The op graph of one forward pass of a model."""
+def build(cfg: ModelConfig, run: Run, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> Graph:
+    """The op graph of one forward pass of a model, with what this implementation keeps."""
     if cfg.arch not in FAMILIES:
         raise GraphError(f"no family builds arch {cfg.arch!r}")
-    g = Graph(itemsize)
+    g = Graph(itemsize, implementation)
     FAMILIES[cfg.arch](g, cfg, run)
     return g

@@ -19,6 +19,7 @@ from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from tfcost.errors import GraphError, InputError
+from tfcost.implementation import DOCUMENT, Implementation
 
 Size: TypeAlias = Any
 """The size of an axis: an int, or an expression that has ``+ - * **`` (sympy's, in practice)."""
@@ -154,13 +155,15 @@ class Repeat(NamedTuple):
 class Graph:
     """Ops in the order in which they run, with the scopes and repetitions that they stand in.
 
-    ``itemsize`` is the bytes of an activation or weight element; ``head_start`` where the ops of head and loss begin.
+    ``itemsize`` is the bytes of an activation or weight element, ``implementation`` what its kernels keep,
+    ``head_start`` where the ops of head and loss begin.
     Paths are unique: a second op of the same path
     raises :class:`GraphError`, since a report could not tell the two apart.
     """
 
-    def __init__(self, itemsize: Size = 2) -> None:
+    def __init__(self, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> None:
         self.itemsize = itemsize
+        self.implementation = implementation
         self.ops: list[Op] = []
         self.repeats: list[Repeat] = []
         self.head_start: int | None = None
@@ -215,6 +218,16 @@ class Graph:
         del self.ops[start:]
         self._paths.difference_update([op.path for op in built])
         return tuple(weights_of(built))
+
+    @contextmanager
+    def elements_of(self, itemsize: Size) -> Iterator[None]:
+        """Activations created inside have elements of this many bytes (an upcast)."""
+        outer = self.itemsize
+        self.itemsize = itemsize
+        try:
+            yield
+        finally:
+            self.itemsize = outer
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:

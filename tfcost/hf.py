@@ -101,7 +101,10 @@ def _kind(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:  # the reader takes a few levels more than the writer
+        return f"{_kind(value)}, nested too deeply"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -53,22 +53,41 @@ def overridden(stated: Mapping[str, Any], what_if: Mapping[str, Any]) -> dict[st
 
 
 @cache
+def preset_files() -> dict[str, Path]:
+    """The file of each preset by its name."""
+    return {path.stem: path for path in sorted(data_path("models").glob("*.json"))}
+
+
+@cache
 def preset_names() -> dict[str, str]:
-    """Every name and alias of a preset, and the file stem that holds it."""
-    return {path.stem: path.stem for path in sorted(data_path("models").glob("*.json"))}
+    """Every name and alias of a preset, and the preset's own name. Reads all files: aliases stand inside them."""
+    names = {name: name for name in preset_files()}
+    for name, path in preset_files().items():
+        for alias in read_json(path).get("aliases", ()):
+            names.setdefault(alias, name)
+    return names
 
 
 def preset(name: str) -> Model:
-    """The preset of this name, from ``data/models/NAME.json``."""
-    names = preset_names()
-    if name.lower() not in names:
-        raise UnknownName("model", name, names)
-    entry = read_json(data_path("models", f"{names[name.lower()]}.json"))
+    """The preset of this name or alias, from ``data/models/NAME.json``."""
+    wanted = name.lower()
+    path = data_path("models", f"{wanted}.json")
+    if not path.is_file():  # most names are a file's own, and need no look into the others
+        if wanted not in preset_names():
+            raise UnknownName("model", name, preset_names())
+        path = preset_files()[preset_names()[wanted]]
+    entry = read_json(path)
     origin = {"source": entry["source"], "published_parameters": entry.get("published_parameters")}
     if "fields" in entry:
-        return Model(name, entry["fields"], **origin)
-    config = from_hf(entry["config"])
-    return Model(name, config.fields, tuple(config.ignored_keys), **origin)
+        return Model(path.stem, entry["fields"], **origin)
+    return _from_config(path.stem, entry["config"])._replace(**origin)
+
+
+def _from_config(name: str, config: Mapping[str, Any]) -> Model:
+    """A model from a config. A key that cannot be printed is escaped, since warnings and reports are lines of text."""
+    read = from_hf(config)
+    ignored = tuple(key if key.isprintable() else repr(key)[1:-1] for key in read.ignored_keys)
+    return Model(name, read.fields, ignored, source=name)
 
 
 def load(path_or_name: str | os.PathLike[str]) -> Model:
@@ -81,14 +100,16 @@ def load(path_or_name: str | os.PathLike[str]) -> Model:
     if not text or "\0" in text:
         raise ConfigError("the model's name is empty" if not text else "a path cannot hold a NUL character")
     separators = [sep for sep in (os.sep, os.altsep) if sep]
-    path_like = isinstance(path_or_name, os.PathLike) or any(sep in text for sep in separators)
-    if not path_like:
-        # The file of that name first: most calls need no listing of the folder.
-        if data_path("models", f"{text.lower()}.json").is_file() or text.lower() in preset_names():
+    if not isinstance(path_or_name, os.PathLike) and not any(sep in text for sep in separators):
+        try:
             return preset(text)
-        if not Path(text).exists():
-            if text.endswith(".json"):
-                raise ConfigError(f"{text}: no such file")
-            raise UnknownName("model", text, preset_names())
-    config = from_hf(read_json(Path(text)))
-    return Model(text, config.fields, tuple(config.ignored_keys), source=text)
+        except (UnknownName, OSError):  # a name can be too long for a file
+            if not os.path.exists(text):
+                if text.endswith(".json"):
+                    raise ConfigError(f"{text[:MAX_SHOWN]}: no such file") from None
+                raise UnknownName("model", text, preset_names()) from None
+    return _from_config(text, read_json(Path(text)))
+
+
+MAX_SHOWN = 200
+"""Characters of a path that a message shows."""

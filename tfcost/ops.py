@@ -127,15 +127,35 @@ def _pointwise(
 def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int = 1, affine: bool = True) -> Tensor:
     """LayerNorm or RMSNorm over the last ``axes`` axes, with a scale and (LayerNorm) a bias per element of them.
 
-    ``kind`` is ``"layernorm"`` or ``"rmsnorm"``; keeps its input. ``"scale_shift"`` is MobileBERT's NoNorm, a
-    per-element scale and bias without statistics.
+    ``kind`` is ``"layernorm"`` or ``"rmsnorm"``; keeps its input, and what the implementation adds.
+    ``"scale_shift"`` is MobileBERT's NoNorm, a per-element scale and bias without statistics.
     """
     with g.scope(name):
         shape = x.axes[-axes:], x.shape[-axes:]
         weights: tuple[Tensor, ...] = (g.weight("weight", *shape),) if affine else ()
         if bias and affine:
             weights += (g.weight("bias", *shape),)
-    return _pointwise(g, kind, name, x, (x,), (x,), weights)
+        saves = _norm_keeps(g, x, kind, axes) if g.implementation.statistics else (x,)
+    return _pointwise(g, kind, name, x, (x,), saves, weights)
+
+
+def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int) -> tuple[Tensor, ...]:
+    """The input and a statistic or two of each row: 2bNd + 8bN (LayerNorm, fp32 statistics), 2bNd + 4bN (RMSNorm).
+
+    Where RMSNorm is no kernel of its own, the fp32 input, the normed fp32 values before the scale and 1/rms: 8bNd + 4bN.
+    """
+    rules = g.implementation
+    rows = x.axes[:-axes], x.shape[:-axes]
+    if kind == "layernorm":
+        width = rules.statistics_itemsize
+        return x, g.tensor("mean", *rows, width, grad=False), g.tensor("inverse_deviation", *rows, width, grad=False)
+    if kind != "rmsnorm":
+        return (x,)
+    inverse = g.tensor("inverse_rms", *rows, FP32_BYTES, grad=False)
+    if rules.fused_rmsnorm:
+        return x, inverse
+    wide = x if x.itemsize == FP32_BYTES else g.tensor("fp32_input", x.axes, x.shape, FP32_BYTES)
+    return wide, g.tensor("normed", x.axes, x.shape, FP32_BYTES), inverse
 
 
 def softmax(g: Graph, name: str, x: Tensor, keep: bool = True) -> Tensor:
@@ -145,17 +165,21 @@ def softmax(g: Graph, name: str, x: Tensor, keep: bool = True) -> Tensor:
     return g.add("softmax", name, (x,), out, work, work, (), (out,) if keep else ())
 
 
-def dropout(g: Graph, name: str, x: Tensor, p: float, keep: bool = True) -> Tensor:
+def dropout(g: Graph, name: str, x: Tensor, p: float, keep: bool = True, mask_itemsize: Size = MASK_BYTES) -> Tensor:
     """Dropout with probability ``p``: keeps its mask, one byte per element. With ``p == 0`` there is no op at all."""
     if p == 0:
         return x
     with g.scope(name):
-        mask = g.tensor("mask", x.axes, x.shape, MASK_BYTES, grad=False)
+        mask = g.tensor("mask", x.axes, x.shape, mask_itemsize, grad=False)
     return _pointwise(g, "dropout", name, x, (x,), (mask,) if keep else ())
 
 
 def activation(g: Graph, name: str, x: Tensor, kind: str, keep: bool = True) -> Tensor:
-    """GELU, ReLU, SiLU ...: keeps its input, whatever the function (PyTorch's ReLU keeps its output instead)."""
+    """GELU, ReLU, SiLU ...: keeps its input, whatever the function. (PyTorch's ReLU keeps its output instead.)"""
+    if keep and kind == "relu" and g.implementation.relu_output:
+        out = g.tensor(name, x.axes, x.shape, grad=x.grad)
+        work = Work(0, out.numel)
+        return g.add(kind, name, (x,), out, work, work if out.grad else NO_WORK, (), (out,))
     return _pointwise(g, kind, name, x, (x,), (x,) if keep else ())
 
 
@@ -169,12 +193,17 @@ def multiply(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
     return _pointwise(g, "multiply", name, a, (a, b), (a, b))
 
 
-def rotary(g: Graph, name: str, x: Tensor) -> Tensor:
+def rotary(g: Graph, name: str, x: Tensor, table: Tensor | None = None) -> Tensor:
     """Rotates pairs of a head's coordinates by angles that depend on the position (Su et al. 2021, arXiv:2104.09864).
 
-    Linear in ``x``: its gradient needs the angles only, which all layers share and which are no activation.
+    Linear in ``x``: its gradient needs the angles only (``table``, where the implementation keeps one).
     """
-    return _pointwise(g, "rotary", name, x, (x,))
+    return _pointwise(g, "rotary", name, x, (x,), () if table is None else (table,))
+
+
+def cast(g: Graph, name: str, x: Tensor, axes: tuple[str, ...], shape: tuple[Size, ...]) -> Tensor:
+    """A copy with the graph's present element size, perhaps along more axes (heads repeated). Keeps nothing."""
+    return g.add("cast", name, (x,), g.tensor(name, axes, shape, grad=x.grad))
 
 
 def unused(g: Graph, name: str, weights: tuple[Tensor, ...]) -> None:
@@ -209,8 +238,10 @@ def fused_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, out: T
     """
     with g.scope(name):
         axes = tuple([axis for axis in q.axes if axis != q.axes[-1]])
-        lse = g.tensor("log_sum_exp", axes, q.shape[:-1], FP32_BYTES, grad=False)
-    return g.add("fused_attention", name, (q, k, v), out, saves=(q, k, v, out, lse), recompute=scores)
+        saves: tuple[Tensor, ...] = (q, k, v, out, g.tensor("log_sum_exp", axes, q.shape[:-1], FP32_BYTES, grad=False))
+        if g.implementation.rng_state_bytes:
+            saves += (g.tensor("random_state", ("r",), (g.implementation.rng_state_bytes,), 1, grad=False),)
+    return g.add("fused_attention", name, (q, k, v), out, saves=saves, recompute=scores)
 
 
 def cross_entropy(g: Graph, name: str, logits: Tensor) -> Tensor:

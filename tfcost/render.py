@@ -1,7 +1,7 @@
 """Reports for people: Rich tables with share bars, units and closed forms. The only import of rich.
 
-A figure is never cut: where the terminal is narrow, columns are left out (first the bar, then the share, the count),
-and closed forms move below the table.
+A figure is never cut. Where the terminal is narrow, columns are left out (first the bar, then the share, the count),
+closed forms move below the table, a grid continues in a further table, and at last a table becomes lines.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tfcost.report import FIGURE, Report, assumptions_line
+from tfcost.report import FIGURE, Report, assumptions_line, notes
 from tfcost.units import binary_and_decimal, scaled
 
 PIPE_WIDTH = 132
@@ -25,40 +26,59 @@ PIPE_WIDTH = 132
 
 BAR = 10
 
+GAP = 2
+"""Columns between columns."""
+
 
 def width_of_output(to_file: bool = False) -> int:
     """The columns to fill: the terminal's, ``COLUMNS`` where it is set, or :data:`PIPE_WIDTH`."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) > 0:
         return int(columns)
-    if to_file or not sys.stdout.isatty():
+    if to_file or not _terminal():
         return PIPE_WIDTH
     return shutil.get_terminal_size((80, 24)).columns
 
 
+def _terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 class Page:
-    """Text being laid out at one width. ``print`` takes whatever Rich prints."""
+    """Text being laid out at one width."""
 
     def __init__(self, width: int, colour: bool = True) -> None:
         self.width = max(width, 20)
         self._out = io.StringIO()
-        terminal = colour and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        terminal = colour and _terminal() and not os.environ.get("NO_COLOR")
         self._console = Console(
             file=self._out, width=self.width, force_terminal=terminal, no_color=not terminal, highlight=False,
             legacy_windows=False, markup=False, emoji=False,
         )  # fmt: skip
 
-    def print(self, what: Any = "", style: str | None = None) -> None:
-        """Add a line or a table."""
-        self._console.print(what, style=style, soft_wrap=False)
+    def write(self, what: str | Table | Text = "", style: str | None = None) -> None:
+        """Add a table, or a line that is as long as it is."""
+        self._console.print(what, style=style, no_wrap=not isinstance(what, Table), overflow="ignore", crop=False)
+
+    def paragraph(self, text: str, style: str | None = None, indent: str = "", further: str | None = None) -> None:
+        """Add text wrapped at spaces, the first line indented by ``indent``, the others by ``further``."""
+        lines = textwrap.wrap(
+            text, self.width, initial_indent=indent, subsequent_indent=indent if further is None else further,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        for line in lines:
+            self.write(line, style)
 
     def text(self) -> str:
-        """All that was printed, without trailing spaces."""
-        return "\n".join(line.rstrip() for line in self._out.getvalue().splitlines()) + "\n"
+        """All that was written, without spaces at the ends of lines."""
+        lines = [line.rstrip() for line in self._out.getvalue().splitlines()]
+        while lines and not lines[-1]:
+            lines.pop()
+        return "\n".join(lines) + "\n"
 
 
 def cell(value: Any) -> str:
-    """A value for reading: thousands separators, ratios to one place, nothing for None."""
+    """A value for reading: thousands separators, ratios to one place, a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -66,7 +86,7 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.1f}"
+        return f"{value:,.1f}" if value == 0 or abs(value) >= 10 else f"{value:.4g}"
     if isinstance(value, list):
         return " x ".join(str(each) for each in value)
     return str(value)
@@ -86,33 +106,81 @@ def bar(part: int, whole: int) -> str:
     return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
 
 
-def add_table(page: Page, columns: Sequence[tuple[str, str, bool]], rows: Sequence[Sequence[str]]) -> None:
-    """A table that fits: ``columns`` are (header, justify, droppable); droppable ones go, last first, until it does."""
+def reading(key: str, value: Any) -> str:
+    """A total for reading, beside the exact one: a decimal prefix, or GiB and GB."""
+    if not isinstance(value, (int, float)) or abs(value) < 1000:
+        return ""
+    if key.endswith("_bytes") or "_bytes_" in key:
+        return binary_and_decimal(int(value))
+    return scaled(value, "FLOPs" if "flops" in key else "MACs" if "macs" in key else "")
+
+
+class Column(NamedTuple):
+    """A column of a table: its header, whether it holds figures, whether it may be left out, or wrapped."""
+
+    header: str
+    right: bool = False
+    droppable: bool = False
+    wraps: bool = False
+
+    def width(self, cells: Iterable[str]) -> int:
+        """The least columns that it needs."""
+        widest = max([len(self.header), *map(len, cells)])
+        return min(widest, MIN_WRAPPED) if self.wraps else widest
+
+
+MIN_WRAPPED = 24
+"""A column of text is wrapped no narrower."""
+
+
+def _needs(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    widths = [column.width(row[i] for row in rows) for i, column in enumerate(columns)]
+    return sum(widths) + GAP * (len(columns) - 1)
+
+
+def add_table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """A table that fits: droppable columns go, last first, until it does; if it still does not, it becomes lines."""
     keep = list(range(len(columns)))
-
-    def total() -> int:
-        widths = [max([len(columns[i][0]), *(len(row[i]) for row in rows)]) for i in keep]
-        return sum(widths) + 2 * (len(keep) - 1) + 2
-
-    for index in reversed([i for i, column in enumerate(columns) if column[2]]):
-        if total() <= page.width:
+    for index in reversed([i for i, column in enumerate(columns) if column.droppable]):
+        if _needs([columns[i] for i in keep], [[row[i] for i in keep] for row in rows]) <= page.width:
             break
         keep.remove(index)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for position, index in enumerate(keep):
-        header, justify, _ = columns[index]
-        last = position == len(keep) - 1
-        table.add_column(header, justify=justify, no_wrap=not last, overflow="fold")  # type: ignore[arg-type]
+    columns = [columns[i] for i in keep]
+    rows = [[row[i] for i in keep] for row in rows]
+    if _needs(columns, rows) > page.width:
+        _lines(page, rows)
+        return
+    _table(page, columns, rows)
+
+
+def _table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold", show_edge=False)
+    for column in columns:
+        table.add_column(column.header, justify="right" if column.right else "left", no_wrap=not column.wraps)
     for row in rows:
-        table.add_row(*[Text(row[index]) for index in keep])
-    page.print(table)
+        table.add_row(*map(Text, row))
+    page.write(table)
+
+
+def _lines(page: Page, rows: Sequence[Sequence[str]]) -> None:
+    """A table of names and figures that does not fit: each name, and below it what stands beside it."""
+    for name, *figures in rows:
+        page.write(name)
+        for text in filter(None, figures):
+            page.paragraph(text, indent="  ", further="    ")
+
+
+def add_forms(page: Page, forms: Iterable[tuple[str, str]]) -> None:
+    """Closed forms by name, each on lines of its own."""
+    for name, text in forms:
+        page.paragraph(f"{name}: {text}", further="  ")
 
 
 def table_text(report: Report, width: int, colour: bool = True) -> str:
     """A report as tables: a title, the rows, the totals, the letters, and the assumptions."""
     page = Page(width, colour)
-    page.print(title(report), style="bold")
-    page.print()
+    page.paragraph(title(report), "bold", further="  ")
+    page.write()
     if report.command == "formula":
         _closed_forms(page, report)
     elif report.command == "explain":
@@ -121,13 +189,13 @@ def table_text(report: Report, width: int, colour: bool = True) -> str:
         _grid(page, report)
     else:
         _rows(page, report)
-        page.print()
+        page.write()
         _totals(page, report)
-    if legend := letters(report):
-        page.print()
-        page.print(legend, style="dim")
-    page.print()
-    page.print(assumptions_line(report), style="dim")
+    for note in notes(report):
+        page.write()
+        page.paragraph(note, "yellow" if note.startswith("Remark") else None, further="  ")
+    page.write()
+    page.paragraph(assumptions_line(report), "dim", further="  ")
     return page.text()
 
 
@@ -140,35 +208,6 @@ def title(report: Report) -> str:
     return f"tfcost {report.command}{model}" + (f": {given}" if given else "")
 
 
-def letters(report: Report) -> str:
-    """What the letters of the closed forms stand for here."""
-    if report.closed is None:
-        return ""
-    used = {str(each) for formula in report.formulas.values() for each in formula.expr.free_symbols}
-    listed = {each for key in report.grid for each in GRID_LETTERS.get(key, ())}
-    values = [
-        (name, value) for name, value in sorted_letters(report.closed.values)
-        if name in used and name not in listed and isinstance(value, int)
-    ]  # fmt: skip
-    shown = [f"{name}={cell(value)}" for name, value in values]
-    return ", ".join(shown)
-
-
-GRID_LETTERS = {
-    "batch": "b", "seq_len": "NT", "src_len": "S", "hidden": "d", "heads": "h", "layers": "l", "vocab": "V",
-    "kv_heads": ("h_kv",), "head_dim": ("d_k",), "ffn_hidden": ("d_ff",), "max_positions": ("N_max",),
-}  # fmt: skip
-"""The letters that a listed size takes, which then have no one value."""
-
-
-def sorted_letters(values: dict[Any, int]) -> list[tuple[str, int]]:
-    """Symbols and their values in the order in which products write them."""
-    from tfcost.symbols import LETTERS
-
-    order = {letter: index for index, letter in enumerate((*LETTERS, "l", "l_enc", "l_dec"))}
-    return sorted(((str(key), value) for key, value in values.items()), key=lambda each: order.get(each[0], len(order)))
-
-
 def form(value: Any) -> str:
     """A closed form as the documents write it; empty for None."""
     return "" if value is None else str(value.written())
@@ -177,115 +216,152 @@ def form(value: Any) -> str:
 def _rows(page: Page, report: Report) -> None:
     key, unit = FIGURE[report.command]
     whole = sum(row[key] for row in report.rows)
-    forms = [form(row["formula"]) for row in report.rows if "formula" in row]
-    beside = page.width >= 72 and bool(forms)
-    columns = [("component", "left", False), ("count", "right", True), (unit, "right", False)]
-    rows = [[row["path"], cell(row["count"]), cell(row[key])] for row in report.rows]
-    if beside:
-        columns.append(("each (closed form)", "left", False))
-        for line, text in zip(rows, forms, strict=True):
-            line.append(text)
-    columns += [("share", "right", True), ("", "left", True)]
-    for line, row in zip(rows, report.rows, strict=True):
-        line += [share_of(row[key], whole), bar(row[key], whole)]
-    order = [0, 1, 2, *([len(columns) - 2, len(columns) - 1]), *([3] if beside else [])]
-    add_table(page, [columns[i] for i in order], [[line[i] for i in order] for line in rows])
-    if forms and not beside:
-        page.print()
-        for row, text in zip(report.rows, forms, strict=True):
-            page.print(f"{row['path']}: {text}")
-
-
-def reading(key: str, value: Any) -> str:
-    """A total for reading, beside the exact one: a decimal prefix, or GiB and GB."""
-    if not isinstance(value, (int, float)) or abs(value) < 1000:
-        return ""
-    if key.endswith("_bytes") or "_bytes_" in key:
-        return binary_and_decimal(int(value))
-    if "flops" in key:
-        return scaled(value, "FLOPs")
-    return scaled(value, "MACs" if "macs" in key else "").rstrip()
+    columns = [
+        Column("path"), Column("count", right=True, droppable=True), Column(unit, right=True),
+        Column("share", right=True, droppable=True), Column("", droppable=True),
+    ]  # fmt: skip
+    rows = [
+        [row["path"], cell(row["count"]), cell(row[key]), share_of(row[key], whole), bar(row[key], whole)]
+        for row in report.rows
+    ]
+    _with_forms(page, columns, rows, "each", [form(row.get("formula")) for row in report.rows])
 
 
 def _totals(page: Page, report: Report) -> None:
-    forms = {key: form(value) for key, value in report.formulas.items()}
-    beside = page.width >= 100
-    columns = [("total", "left", False), ("value", "right", False), ("", "left", True)]
+    columns = [Column("total"), Column("value", right=True), Column("", droppable=True)]
     rows = [[key, cell(value), reading(key, value)] for key, value in report.totals.items()]
-    if forms and beside:
-        columns.append(("closed form", "left", False))
-        for line, key in zip(rows, report.totals, strict=True):
-            line.append(forms.get(key, ""))
+    _with_forms(page, columns, rows, "closed form", [form(report.formulas.get(key)) for key in report.totals])
+
+
+def _with_forms(page: Page, columns: list[Column], rows: list[list[str]], header: str, forms: Sequence[str]) -> None:
+    """A table with the closed forms beside it where they fit whole, else below it."""
+    if not any(forms):
+        add_table(page, columns, rows)
+        return
+    wide = [*columns, Column(header)], [[*row, text] for row, text in zip(rows, forms, strict=True)]
+    if _needs(*wide) <= page.width:
+        add_table(page, *wide)
+        return
     add_table(page, columns, rows)
-    if forms and not beside:
-        page.print()
-        for key in report.totals:
-            if key in forms:
-                page.print(f"{key}: {forms[key]}")
+    page.write()
+    add_forms(page, ((row[0], text) for row, text in zip(rows, forms, strict=True) if text))
 
 
 def _grid(page: Page, report: Report) -> None:
-    """One row per combination. Where the columns do not fit beside each other, one block per combination."""
-    columns = report.columns()
-    rows = [[cell(row.get(column)) for column in columns] for row in report.rows]
-    widths = [max([len(column), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
-    if sum(widths) + 2 * len(widths) <= page.width:
-        add_table(page, [(column, "right", False) for column in columns], rows)
+    """One row per combination; what does not fit beside the rest continues in a table below, with the same keys."""
+    names = report.columns()
+    keys = [name for name in names if name in report.grid]
+    cells = {name: [cell(row.get(name)) for row in report.rows] for name in names}
+    columns = {name: _grid_column(report, name) for name in names}
+    if _needs(list(columns.values()), list(zip(*cells.values(), strict=True))) <= page.width:
+        add_table(page, *_with_readings(page, report, columns, cells))
     else:
-        for row in rows:
-            head = ", ".join(f"{column}={row[columns.index(column)]}" for column in report.grid)
-            page.print(head, style="bold")
-            block = [
-                [column, row[i], reading(column, report.rows[rows.index(row)].get(column))]
-                for i, column in enumerate(columns)
-                if column not in report.grid
-            ]
-            add_table(
-                page,
-                [("  total", "left", False), ("value", "right", False), ("", "left", True)],
-                [["  " + r[0], *r[1:]] for r in block],
-            )
-            page.print()
+        headers = {
+            name: column if column.wraps or name in keys else column._replace(header=folded(name, cells[name]))
+            for name, column in columns.items()
+        }
+        left = _width(headers, cells, keys)
+        chunk = list(keys)
+        for name in [name for name in names if name not in keys]:
+            if len(chunk) > len(keys) and left + _width(headers, cells, [*chunk[len(keys) :], name]) + GAP > page.width:
+                _part(page, headers, cells, chunk)
+                page.write()
+                chunk = list(keys)
+            chunk.append(name)
+        _part(page, headers, cells, chunk)
     if report.formulas:
-        page.print()
-        for key, value in report.formulas.items():
-            page.print(f"{key}: {form(value)}")
+        page.write()
+        add_forms(page, ((key, form(value)) for key, value in report.formulas.items()))
+
+
+def _grid_column(report: Report, name: str) -> Column:
+    text = any(isinstance(row.get(name), str) for row in report.rows)
+    long = max(len(cell(row.get(name))) for row in report.rows) > MIN_WRAPPED
+    return Column(name, right=not text, wraps=text and long and name not in report.grid)
+
+
+def _with_readings(
+    page: Page, report: Report, columns: dict[str, Column], cells: dict[str, list[str]]
+) -> tuple[list[Column], list[list[str]]]:
+    """A grid's columns, each of bytes with its reading beside it where all of them fit."""
+    both: list[Column] = []
+    texts: list[list[str]] = []
+    for name, column in columns.items():
+        both.append(column)
+        texts.append(cells[name])
+        if name.endswith("_bytes") or "_bytes_" in name:
+            both.append(Column(""))
+            texts.append([reading(name, row.get(name)).partition(" (")[0] for row in report.rows])
+    rows = [list(row) for row in zip(*texts, strict=True)]
+    if _needs(both, rows) <= page.width:
+        return both, rows
+    return list(columns.values()), [list(row) for row in zip(*cells.values(), strict=True)]
+
+
+def folded(name: str, cells: Sequence[str]) -> str:
+    """A key as a header of several lines, cut after underscores, about as wide as the figures below it."""
+    parts = name.replace("_", "_ ").split()
+    width = max([*map(len, parts), *map(len, cells)])
+    lines = [""]
+    for part in parts:
+        if len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _width(columns: dict[str, Column], cells: dict[str, list[str]], names: Sequence[str]) -> int:
+    folded = [columns[name]._replace(header=max(columns[name].header.split("\n"), key=len)) for name in names]
+    return _needs(folded, list(zip(*[cells[name] for name in names], strict=True)))
+
+
+def _part(page: Page, columns: dict[str, Column], cells: dict[str, list[str]], names: Sequence[str]) -> None:
+    """Some columns of a grid as a table."""
+    rows = [list(row) for row in zip(*[cells[name] for name in names], strict=True)]
+    if _width(columns, cells, names) > page.width:
+        for *keys, figure in rows:
+            head = ", ".join(f"{name}={text}" for name, text in zip(names, keys, strict=False))
+            _lines(page, [[head, f"{names[-1]}: {figure}"]])
+        return
+    _table(page, [columns[name] for name in names], rows)
 
 
 def _closed_forms(page: Page, report: Report) -> None:
-    """Totals, then each component's or op's three closed forms, then the crossovers."""
-    for key, value in report.formulas.items():
-        page.print(f"{key} = {form(value)}")
-    page.print()
+    """Totals, then each component's or op's three closed forms."""
+    columns = [Column("total"), Column("closed form")]
+    forms = [(key, form(value)) for key, value in report.formulas.items()]
+    if _needs(columns, forms) <= page.width:
+        add_table(page, columns, forms)
+    else:
+        add_forms(page, forms)
     units = (("flops", "FLOPs forward"), ("parameters", "parameters"), ("bytes", "bytes kept (and weights)"))
     for key, words in units:
-        rows = [[row["path"], form(row["count"]), form(row[key])] for row in report.rows if row[key].expr != 0]
-        add_table(page, [(words, "left", False), ("count", "right", True), ("each", "left", False)], rows)
-        page.print()
-    for each in report.extra["crossovers"]:
-        at = (
-            "is not there at any N"
-            if each["length"] is None
-            else f"equals the rest of a layer at N = {form(each['length'])}"
-        )
-        page.print(f"crossover, {each['what']}: the score square {at}")
+        rows = [row for row in report.rows if row[key].expr != 0]
+        if not rows:
+            continue
+        page.write()
+        columns = [Column(words), Column("count", right=True, droppable=True)]
+        cells = [[row["path"], form(row["count"])] for row in rows]
+        _with_forms(page, columns, cells, "each", [form(row[key]) for row in rows])
 
 
 def _walk(page: Page, report: Report) -> None:
     """One block of lines per step."""
     for index, row in enumerate(report.rows, 1):
-        page.print(f"{index}. {row['path']}", style="bold")
-        page.print(f"   {row['what']}")
-        page.print(f"   {row['shapes']}")
-        numbers = "flops_each" in row
-        if numbers:
-            page.print(f"   {row['shapes_here']}")
+        page.write(f"{index}. {row['path']}", "bold")
+        shown = [row["what"], row["shapes"]]
+        if "shapes_here" in row:
+            shown.append(row["shapes_here"])
         if row["flops_formula"].expr != 0:
-            here = f" = {row['flops_each']:,}" if numbers else ""
-            page.print(f"   FLOPs: {form(row['flops_formula'])}{here}")
+            shown.append(f"FLOPs: {form(row['flops_formula'])}{_here(row, 'flops_each')}")
         if row["bytes_formula"].expr != 0:
-            here = f" = {row['bytes_each']:,}" if numbers else ""
-            page.print(f"   keeps {row['keeps']}: {form(row['bytes_formula'])}{here} bytes")
-    for remark in report.extra.get("remarks", ()):
-        page.print()
-        page.print(f"Remark: {remark}", style="yellow")
+            shown.append(f"keeps {row['keeps']}: {form(row['bytes_formula'])}{_here(row, 'bytes_each')} bytes")
+        if "bytes_once_formula" in row:
+            once = f"{form(row['bytes_once_formula'])}{_here(row, 'bytes_once')} bytes"
+            shown.append(f"keeps {row['keeps_once']}: {once}, once for all layers")
+        for text in shown:
+            page.paragraph(text, indent="   ", further="     ")
+
+
+def _here(row: dict[str, Any], key: str) -> str:
+    return f" = {row[key]:,}" if key in row else ""

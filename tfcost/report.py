@@ -7,7 +7,7 @@ log.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +64,23 @@ class Report:
         return rows
 
     @cached_property
+    def letters(self) -> dict[str, int]:
+        """What the letters of the closed forms stand for here, in the order of products: ``{"b": 1, "N": 1024}``.
+
+        A letter whose size was a list has no one value.
+        """
+        if self.closed is None:
+            return {}
+        from tfcost.symbols import LETTERS
+
+        texts = [*self.formulas.values(), *(value for row in self.rows for value in row.values())]
+        used = {str(letter) for value in texts if hasattr(value, "written") for letter in value.expr.free_symbols}
+        used -= {letter for key in self.grid for letter in GRID_LETTERS.get(key, ())}
+        values = {str(letter): value for letter, value in self.closed.values.items() if isinstance(value, int)}
+        order = dict.fromkeys([*LETTERS, *values])
+        return {letter: values[letter] for letter in order if letter in used & values.keys()}
+
+    @cached_property
     def formulas(self) -> dict[str, Any]:
         """The closed form of each total, as text that Python and sympy read (:class:`tfcost.symbols.Formula`)."""
         if self.closed is None:
@@ -80,7 +97,7 @@ class Report:
         if self.grid:
             shape["grid"] = self.grid
         if self.formulas:
-            shape["formulas"] = self.formulas
+            shape |= {"formulas": self.formulas, "letters": self.letters}
         return shape | self.extra | {"rows": self.rows}
 
     def to_json(self) -> str:
@@ -106,33 +123,35 @@ class Report:
         writer.writerows(self.cells(row) for row in self.rows)
         return out.getvalue()
 
-    def to_markdown(self) -> str:
-        """The rows and the totals as Markdown tables, with the assumptions below."""
-        right = ["---" if _is_text(self.rows, column) else "---:" for column in self.columns()]
-        cells = [[_code(row.get(column)) for column in self.columns()] for row in self.rows]
-        lines = [_pipe(self.columns()), _pipe(right), *map(_pipe, cells), ""]
+    def tables(self) -> list[tuple[list[str], list[list[Any]]]]:
+        """What Markdown and LaTeX show: the rows, and the totals with their closed forms, as (header, cells)."""
+        tables = [(self.columns(), [[row.get(column) for column in self.columns()] for row in self.rows])]
         if self.totals:
-            lines += [_pipe(["total", "value", *(["formula"] if self.formulas else [])])]
-            lines += [_pipe(["---", "---:", *(["---"] if self.formulas else [])])]
-            for key, value in self.totals.items():
-                lines.append(_pipe([key, _cell(value), *([_code(self.formulas.get(key))] if self.formulas else [])]))
-            lines.append("")
-        return "\n".join([*lines, assumptions_line(self), ""])
+            forms = [[self.formulas.get(key)] if self.formulas else [] for key in self.totals]
+            lines = [[key, value, *form] for (key, value), form in zip(self.totals.items(), forms, strict=True)]
+            tables.append((["total", "value", *(["formula"] if self.formulas else [])], lines))
+        elif self.formulas:
+            tables.append((["total", "formula"], [[key, form] for key, form in self.formulas.items()]))
+        return tables
+
+    def to_markdown(self) -> str:
+        """The rows and the totals as Markdown tables, with the notes and assumptions below."""
+        blocks = []
+        for header, lines in self.tables():
+            right = ["---" if _is_text([line[i] for line in lines]) else "---:" for i in range(len(header))]
+            blocks.append("\n".join([_pipe(header), _pipe(right), *[_pipe(map(_code, line)) for line in lines]]))
+        return "\n\n".join([*blocks, *notes(self), assumptions_line(self)])
 
     def to_latex(self) -> str:
-        """The rows as a LaTeX ``tabular`` (booktabs), formulas in math mode."""
-        columns = self.columns()
-        layout = "".join("l" if _is_text(self.rows, column) else "r" for column in columns)
-        lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", _latex_row(columns), r"\midrule"]
-        for row in self.rows:
-            cells = [
-                f"${value.written('latex')}$"
-                if value is not None and hasattr(value, "written")
-                else _latex(_cell(value))
-                for value in map(row.get, columns)
-            ]
-            lines.append(" & ".join(cells) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", "% " + assumptions_line(self), ""])
+        """The rows and the totals as LaTeX ``tabular`` s (booktabs), closed forms in math mode."""
+        blocks = []
+        for header, lines in self.tables():
+            layout = "".join("l" if _is_text([line[i] for line in lines]) else "r" for i in range(len(header)))
+            body = [" & ".join(map(_math, line)) + r" \\" for line in lines]
+            head = " & ".join(map(_latex, header)) + r" \\"
+            opening = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", head, r"\midrule"]
+            blocks.append("\n".join([*opening, *body, r"\bottomrule", r"\end{tabular}"]))
+        return "\n\n".join([*blocks, "\n".join(f"% {line}" for line in [*notes(self), assumptions_line(self)])])
 
     def render(self, form: str) -> str:
         """The report in one of the machine-readable formats: json, csv, markdown or latex."""
@@ -141,24 +160,63 @@ class Report:
         }[form]().rstrip("\n")  # fmt: skip
 
 
+GRID_LETTERS = {
+    "batch": ("b",), "seq_len": ("N", "T"), "src_len": ("S",), "hidden": ("d",), "heads": ("h",), "layers": ("l",),
+    "vocab": ("V",), "kv_heads": ("h_kv",), "head_dim": ("d_k",), "ffn_hidden": ("d_ff",), "max_positions": ("N_max",),
+    "encoder_layers": ("l", "l_enc"), "decoder_layers": ("l", "l_dec"), "src_vocab": ("V_src",),
+}  # fmt: skip
+"""The letters that a listed size takes, which then have no one value."""
+
+
+def notes(report: Report) -> list[str]:
+    """What stands below the tables: a walk's sums, crossovers, remarks, and the letters' values."""
+    lines = []
+    for layer in report.extra.get("layers", ()):
+        figures = []
+        for figure, unit in (("flops", "FLOPs"), ("bytes", "bytes kept")):
+            here = f" = {layer[f'{figure}_each']:,}" if f"{figure}_each" in layer else ""
+            figures.append(f"{layer[f'{figure}_formula'].written()}{here} {unit}")
+        lines.append(f"{layer['path']} in all: {', '.join(figures)}")
+    for each in report.extra.get("crossovers", ()):
+        lines.append(f"Crossover of {each['what']}: {crossover(each)}")
+    lines += [f"Remark: {remark}" for remark in report.extra.get("remarks", ())]
+    if report.letters:
+        lines.append(", ".join(f"{letter}={value:,}" for letter, value in report.letters.items()))
+    return lines
+
+
+def crossover(each: Mapping[str, Any]) -> str:
+    """Where the score square costs as much as the rest of a layer, in words."""
+    if each["length"] is None:
+        return "none, nothing in a layer grows as N²"
+    at = "" if each["at"] is None else f" = {each['at']:,.1f}".removesuffix(".0")
+    return f"the score square equals the rest of a layer at N = {each['length'].written()}{at}"
+
+
+COUNTED = {
+    "params": "every parameter that the model trains, shared ones once",
+    "memory": "what layers, head and loss keep for backward, and weights; token ids left out",
+}
+
+
 def assumptions_line(report: Report) -> str:
     """What was assumed, in one line: what is counted, implementation, attention kernel, dtype, causal."""
     given = report.assumptions
-    parts = []
-    if report.command in ("flops", "analyze", "formula", "explain"):
-        parts += [f"counts {given['counts']}", f"leaves out {given['leaves_out']}", f"convention {given['convention']}"]
-        parts.append(f"causal {given['causal']}")
+    if report.command in COUNTED:
+        parts = [f"counts {COUNTED[report.command]}"]
+    elif report.command == "conventions":
+        parts = []
+    else:
+        parts = [f"counts {given['counts']}", f"leaves out {given['leaves_out']}", f"convention {given['convention']}"]
     if report.command != "params":
-        parts += [
-            f"implementation {given['implementation']}",
-            f"attention {given['attention']}",
-            f"dtype {given['dtype']}",
-        ]
+        parts += [f"{key} {given[key]}" for key in ("implementation", "semantics", "attention", "dtype", "causal") if given[key]]
+        if given["kernel"] == "math" != given["attention"]:
+            parts.append("the math kernel runs: this flash kernel has no dropout")
     if "vocabulary" in given:
         parts.append(f"vocabulary {given['vocabulary']}")
     if given["ignored_keys"]:
         parts.append("ignored keys " + ", ".join(given["ignored_keys"]))
-    return "Assumptions: " + "; ".join(parts) if parts else "Assumptions: every parameter that the model trains"
+    return "Assumptions: " + "; ".join(parts)
 
 
 def _cell(value: Any) -> str:
@@ -170,33 +228,28 @@ def _cell(value: Any) -> str:
 
 
 def _code(value: Any) -> str:
-    """A Markdown cell; a closed form is code, or its ``*`` would be read as emphasis."""
-    text = _cell(value)
-    return f"`{text}`" if value is not None and hasattr(value, "written") else text
+    """A Markdown cell; a closed form is code, as the documents write it."""
+    return f"`{value.written()}`" if hasattr(value, "written") else _cell(value)
 
 
-def _is_text(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
-    return any(isinstance(row.get(column), (str, list)) for row in rows)
+def _is_text(column: Sequence[Any]) -> bool:
+    return any(isinstance(value, (str, list)) for value in column)
 
 
-def _pipe(cells: Sequence[str]) -> str:
+def _pipe(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
+LATEX = str.maketrans({
+    "\\": r"\textbackslash{}", "_": r"\_", "&": r"\&", "%": r"\%", "#": r"\#", "$": r"\$", "^": r"\^{}", "{": r"\{",
+    "}": r"\}", "~": r"\textasciitilde{}", "<": r"$<$", ">": r"$>$", "|": r"$|$", "*": r"$*$", "√": r"$\surd$",
+    "ᵀ": r"$^{T}$", "²": r"$^{2}$", "³": r"$^{3}$", "·": r"$\cdot$",
+})  # fmt: skip
+
+
 def _latex(text: str) -> str:
-    special = {
-        "\\": r"\textbackslash{}",
-        "_": r"\_",
-        "&": r"\&",
-        "%": r"\%",
-        "#": r"\#",
-        "$": r"\$",
-        "^": r"\^{}",
-        "{": r"\{",
-        "}": r"\}",
-    }
-    return "".join(special.get(char, char) for char in text)
+    return text.translate(LATEX).replace("-$>$", r"$\to$")
 
 
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(_latex(cell) for cell in cells) + r" \\"
+def _math(value: Any) -> str:
+    return f"${value.written('latex')}$" if hasattr(value, "written") else _latex(_cell(value))

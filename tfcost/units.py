@@ -52,13 +52,22 @@ def parse_probability(text: str, name: str) -> float:
     return value
 
 
-def scaled(value: int | float, unit: str) -> str:
-    """A figure with three or four digits and a decimal prefix: ``291.6 GFLOPs``. For reading, beside the exact one."""
-    for factor, prefix in ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+PREFIXES = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+def scaled(value: int | float, unit: str = "") -> str:
+    """A figure with four digits and a decimal prefix, for reading beside the exact one: ``291.6 GFLOPs``.
+
+    A bare count is written as :func:`parse_count` reads it, ``8.030 B``.
+    """
+    if abs(value) >= 10**21 or (not unit and abs(value) >= 10**15):
+        return f"{value / 1:.3e} {unit}".rstrip()
+    for factor, prefix in PREFIXES:
         if abs(value) >= factor:
-            shown = value / factor  # of two ints: rounded once, and correctly, however large they are
-            return f"{shown:,.4g} {prefix}{unit}" if shown < 10_000 else f"{shown:.3e} {prefix}{unit}"
-    return f"{value:,} {unit}"
+            # Of two ints: rounded once, and correctly, however large they are.
+            shown = f"{value / factor:#.4g}".rstrip(".")
+            return f"{shown} {prefix}{unit}" if unit else f"{shown} {'B' if prefix == 'G' else prefix}"
+    return f"{value:,} {unit}".rstrip()
 
 
 def binary_and_decimal(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 from typing import Any
 
 import typer
@@ -10,11 +11,15 @@ import typer
 from tfcost.analysis import analyze
 from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
 from tfcost.cli.output import emit, format_of
+from tfcost.config import ModelConfig
 from tfcost.errors import InputError
 from tfcost.models import load
 from tfcost.report import Report
 
 OUTPUT_KEYS = tuple(flag.keyword for flag in OUTPUT)
+
+
+MAX_POINTS = 10_000
 
 
 def reports(command: str, model: str | None, values: dict[str, Any], flags: tuple[Flag, ...]) -> Report:
@@ -24,19 +29,46 @@ def reports(command: str, model: str | None, values: dict[str, Any], flags: tupl
     source = None if model is None else load(model)
     sizes = [flag.keyword for flag in flags if flag.kind == "counts" and flag.keyword in keywords]
     listed = [key for key in sizes if len(keywords[key]) > 1]
+    if (count := prod(len(keywords[key]) for key in sizes)) > MAX_POINTS:
+        raise InputError(f"the lists span {count:,} combinations; at most {MAX_POINTS:,} are allowed")
     points = [dict(zip(sizes, point, strict=True)) for point in product(*(keywords[key] for key in sizes))]
     if not listed:
         return analyze(source, **{**keywords, **points[0]}, command=command)
-    if keywords.get("by", "component") != "component":
+    if keywords.get("by", "total") != "total":
         raise InputError("--by needs one point: a list of sizes gives one row per combination")
     every = [analyze(source, **{**keywords, **point}, command=command) for point in points]
-    first = every[0]
     rows = [{key: point[key] for key in listed} | report.totals for point, report in zip(points, every, strict=True)]
     warnings = list(dict.fromkeys(warning for report in every for warning in report.warnings))
-    config = {key: keywords[key] if key in listed else value for key, value in first.model.items()}
-    inputs = {key: keywords[key] if key in listed else value for key, value in first.inputs.items()}
-    # The closed forms are those of the structure, so one point's stand for all.
-    return Report(command, config, inputs, first.assumptions, {}, lambda: rows, first.closed_forms, warnings, listed)
+    config, inputs = [
+        {key: _all([getattr(report, part)[key] for report in every]) for key in getattr(every[0], part)}
+        for part in ("model", "inputs")
+    ]
+    closed = (lambda: _closed_forms(every, listed)) if keywords["formula"] else None
+    return Report(command, config, inputs, every[0].assumptions, {}, lambda: rows, closed, warnings, listed)
+
+
+def _all(values: list[Any]) -> Any:
+    """The one value that all points share, or the list of the different ones."""
+    different = list(dict.fromkeys(values))
+    return different[0] if len(different) == 1 else different
+
+
+def _closed_forms(every: list[Report], listed: list[str]) -> Any:
+    """The closed forms that hold at every point of a grid; None where those of no one point do.
+
+    A size that follows from others at some of the points only (h_kv = h, d_ff = 4d) must be a letter of its own.
+    """
+    if {"batch", "seq_len", "src_len"}.issuperset(listed):
+        return every[0].closed
+    from tfcost.symbols import FIELD_SYMBOLS, symbol, symbolic_config
+
+    configs = [{key: value for key, value in report.model.items() if key != "name"} for report in every]
+    structures = [symbolic_config(ModelConfig(**config))[0] for config in configs]
+    differ = [field for field in FIELD_SYMBOLS if len({getattr(each, field) for each in structures}) > 1]
+    for report, structure in zip(every, structures, strict=True):
+        if all(getattr(structure, field) == symbol(FIELD_SYMBOLS[field]) for field in differ):
+            return report.closed
+    return None
 
 
 FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ROWS, *OUTPUT)

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from tfcost.analysis import Analysis, point_of
+from tfcost.analysis import assumptions_of, point_of
 from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.errors import InputError
@@ -34,31 +34,31 @@ def formula(model: str | None, values: dict[str, Any]) -> Report:
     from tfcost.symbols import closed_forms, crossovers, plain
 
     keywords = single(values, FLAGS)
-    for length in ("batch", "seq_len", "src_len", "implementation"):
+    for length in ("batch", "seq_len", "src_len"):
         keywords.pop(length, None)  # a closed form holds for every b and N
     source = None if model is None else load(model)
     forms = closed_forms(source, **keywords)
     by = keywords.get("by", "component")
     if by == "layer":
         raise InputError("--by layer has no closed form of its own; use component or op")
-    rows: dict[str, dict[str, Any]] = {}
+    # A weight or a kept tensor may have another count than its op (shared layers): then it has a row of its own.
+    rows: dict[tuple[str, Any], dict[str, Any]] = {}
     for command, figure in QUANTITIES.items():
         for row in forms.analysis.rows(command, by):
-            # A parameter or a kept tensor stands one step below its op.
-            path = (
-                row["path"].rpartition("/")[0]
-                if by == "op" and command != "flops" and "/" in row["path"]
-                else row["path"]
-            )
-            entry = rows.setdefault(
-                path, {"path": path, "count": row["count"], **dict.fromkeys(QUANTITIES.values(), 0)}
-            )
+            path = row["path"]
+            if by == "op" and command != "flops" and "/" in path:
+                path = path.rpartition("/")[0]  # a parameter or a kept tensor stands one step below its op
+            zeros = dict.fromkeys(QUANTITIES.values(), 0)
+            entry = rows.setdefault((path, row["count"]), {"path": path, "count": row["count"], **zeros})
             entry[figure] += row[f"{figure}_each"]
     table = [{key: value if key == "path" else plain(value) for key, value in row.items()} for row in rows.values()]
+    two = " (T = S = N)" if forms.analysis.run.src_len is not None else ""
     crossing = [
-        {"what": each.what, "length": None if each.length is None else plain(each.length)} for each in crossovers(forms)
-    ]
-    assumptions = assumed(forms.analysis, keywords)
+        {"what": each.what + two, "length": None if each.length is None else plain(each.length),
+         "at": None if each.length is None else _number(each.length, forms.values)}
+        for each in crossovers(forms)
+    ]  # fmt: skip
+    assumptions = assumptions_of(forms.analysis)
     name = None if source is None else source.name
     return Report(
         "formula", {"name": name} | {key: _plain(value) for key, value in forms.analysis.cfg._asdict().items()}, {},
@@ -66,50 +66,60 @@ def formula(model: str | None, values: dict[str, Any]) -> Report:
     )  # fmt: skip
 
 
+def _number(length: Any, values: dict[Any, Any]) -> int | float | None:
+    """A length at the sizes of a model; None where some of them have no value."""
+    value = length.subs({letter: size for letter, size in values.items() if isinstance(size, int)})
+    return None if value.free_symbols else int(value) if value.is_Integer else float(value)
+
+
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def assumed(analysis: Analysis, keywords: dict[str, Any]) -> dict[str, Any]:
-    """The assumptions of a report that no single point stands behind."""
-    convention = analysis.options.convention
-    return {
-        "convention": convention.name, "implementation": "document", "attention": analysis.run.attention,
-        "dtype": keywords.get("dtype", "bf16"), "causal": keywords.get("causal", "full"),
-        "counts": convention.counts, "leaves_out": convention.leaves_out, "ignored_keys": [],
-    }  # fmt: skip
-
-
 def explain(model: str | None, values: dict[str, Any]) -> Report:
     """One layer, step by step, with the symbols and (where sizes are given) the numbers."""
-    from tfcost.explain import remarks, steps
-    from tfcost.symbols import closed_forms, plain
+    from tfcost.explain import remarks, steps, sums
+    from tfcost.symbols import closed_forms
 
     keywords = single(values, FLAGS)
     keywords.pop("by", None)
     source = None if model is None else load(model)
     structure = {
-        key: value for key, value in keywords.items() if key not in ("batch", "seq_len", "src_len", "implementation")
+        key: value for key, value in keywords.items() if key not in ("batch", "seq_len", "src_len")
     }
     forms = closed_forms(source, **structure)
     symbolic = steps(forms.analysis)
-    rows = [
-        {"path": step["path"], "what": step["what"], "shapes": step["shapes"], "keeps": step["keeps"],
-         "flops_formula": plain(step["flops_each"]), "bytes_formula": plain(step["bytes_each"])}
-        for step in symbolic
-    ]  # fmt: skip
+    rows = [_symbolic(step) for step in symbolic]
+    layers = [_symbolic(layer) for layer in sums(forms.analysis, symbolic)]
     if source is None and not {"hidden", "heads"} <= keywords.keys():
-        return Report("explain", {"name": None}, {}, assumed(forms.analysis, keywords), {}, lambda: rows)
+        return Report(
+            "explain", {"name": None}, {}, assumptions_of(forms.analysis), {}, lambda: rows, None, (), (),
+            {"layers": layers},
+        )  # fmt: skip
     if source is None:
         keywords.setdefault("layers", 1)
     point = point_of(source, **keywords)
-    for row, step in zip(rows, steps(point.analysis), strict=True):
-        row |= {"shapes_here": step["shapes"], "flops_each": step["flops_each"], "bytes_each": step["bytes_each"]}
+    numeric = steps(point.analysis)
+    for row, step in zip(rows, numeric, strict=True):
+        row |= {"shapes_here": step["shapes"]} | {key: step[key] for key in FIGURES if key in step}
+    for layer, numbers in zip(layers, sums(point.analysis, numeric), strict=True):
+        layer |= numbers
     report = point.report("explain", "op", False)
     return Report(
         "explain", report.model, report.inputs, report.assumptions, {}, lambda: rows, None, report.warnings, (),
-        {"remarks": remarks(point.analysis.cfg, point.analysis.run.seq_len)},
+        {"layers": layers, "remarks": remarks(point.analysis.cfg, point.analysis.run.seq_len)},
     )  # fmt: skip
+
+
+FIGURES = {"flops_each": "flops_formula", "bytes_each": "bytes_formula", "bytes_once": "bytes_once_formula"}
+"""The figures of a step, and the keys of their closed forms."""
+
+
+def _symbolic(step: dict[str, Any]) -> dict[str, Any]:
+    """A step with its figures as closed forms."""
+    from tfcost.symbols import plain
+
+    return {FIGURES.get(key, key): plain(value) if key in FIGURES else value for key, value in step.items()}
 
 
 ACTIONS = {"formula": formula, "explain": explain}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand
 
 from tfcost.config import CHOICES
 from tfcost.errors import InputError
@@ -16,7 +17,7 @@ from tfcost.units import parse_counts, parse_probability
 class Flag(NamedTuple):
     """A flag: the keyword it becomes, its spellings, its kind, its help and the values it takes (where they are named).
 
-    Kinds: ``counts`` (one size, or a list of them), ``probability``, ``choice``, ``switch``, ``text``.
+    Kinds: ``counts`` (one size, or a list of them), ``probability``, ``choice``, ``switch``, ``file``, ``text``.
     """
 
     keyword: str
@@ -29,6 +30,19 @@ class Flag(NamedTuple):
     def label(self) -> str:
         """The flag as messages name it: ``-N/--seq-len``."""
         return "/".join(self.names[:2]) if len(self.names[0]) == 2 else self.names[0]
+
+    @property
+    def takes(self) -> str:
+        """What stands for its value in help: the names it takes, ``N``, ``P``, ``NAME``; empty for a switch."""
+        if self.kind == "switch":
+            return ""
+        return "|".join(self.choices) or {"counts": "N", "probability": "P", "file": "FILE"}.get(self.kind, "NAME")
+
+    @property
+    def usage(self) -> str:
+        """Its spellings and value, as help and the README show them: ``-N, --seq-len N``."""
+        names = [each for name in self.names for each in name.split("/")]
+        return f"{', '.join(names)} {self.takes}".rstrip()
 
 
 def _counts(keyword: str, *names: str, help: str) -> Flag:
@@ -50,24 +64,24 @@ PASS = (
 STRUCTURE = (
     _counts("hidden", "-d", "--hidden", "--d-model", help="model width (d)"),
     _counts("heads", "-h", "--heads", help="query heads (h)"),
-    _counts("layers", "-l", "--layers", help="layers (l), of each stack"),
+    _counts("layers", "-l", "--layers", help="layers (l) of each stack"),
     _counts("vocab", "-V", "--vocab", help="vocabulary rows (V); without it no embedding and no logits"),
-    _counts("kv_heads", "--kv-heads", help="key/value heads [default: h]"),
+    _counts("kv_heads", "--kv-heads", help="key/value heads (h_kv) [default: h]"),
     _counts("head_dim", "--head-dim", help="width of a head (d_k) [default: d/h]"),
-    _counts("ffn_hidden", "--ffn-hidden", "--d-ff", help="feed-forward width [default: 4d]"),
-    _choice("arch", "stacks [default: decoder]"),
-    _counts("encoder_layers", "--encoder-layers", help="encoder layers, where they differ"),
-    _counts("decoder_layers", "--decoder-layers", help="decoder layers, where they differ"),
-    _counts("src_vocab", "--src-vocab", help="source vocabulary [default: shared]"),
+    _counts("ffn_hidden", "--ffn-hidden", "--d-ff", help="feed-forward width (d_ff) [default: 4d]"),
+    _choice("arch", "which stacks there are [default: decoder]"),
+    _counts("encoder_layers", "--encoder-layers", help="layers of the encoder, where the stacks differ [default: l]"),
+    _counts("decoder_layers", "--decoder-layers", help="layers of the decoder, where the stacks differ [default: l]"),
+    _counts("src_vocab", "--src-vocab", help="source vocabulary of an encoder-decoder [default: V, one shared table]"),
     _choice("ffn", "feed-forward: two matrices, or a gated three [default: mlp]"),
-    _choice("activation", "[default: gelu]"),
-    _choice("norm", "[default: layernorm]"),
-    Flag("pre_norm", ("--pre-norm/--post-norm",), "switch", "where the norms are [default: pre]"),
-    Flag("final_norm", ("--final-norm/--no-final-norm",), "switch", "a norm after each stack [default: none]"),
-    Flag("bias", ("--bias/--no-bias",), "switch", "biases [default: yes]"),
-    Flag("tied", ("--tied/--untied",), "switch", "head shares the embedding [default: tied]"),
-    Flag("head", ("--head/--no-head",), "switch", "logits [default: yes]"),
-    _choice("positions", "[default: sinusoidal]"),
+    _choice("activation", "the feed-forward's non-linearity [default: gelu]"),
+    _choice("norm", "kind of norm [default: layernorm]"),
+    Flag("pre_norm", ("--pre-norm/--post-norm",), "switch", "norms before each branch, or after its sum [default: pre]"),
+    Flag("final_norm", ("--final-norm/--no-final-norm",), "switch", "a norm after each stack [default: no]"),
+    Flag("bias", ("--bias/--no-bias",), "switch", "biases in every linear layer and norm [default: yes]"),
+    Flag("tied", ("--tied/--untied",), "switch", "the head shares the embedding's table, or not [default: tied]"),
+    Flag("head", ("--head/--no-head",), "switch", "a head, and so logits [default: yes]"),
+    _choice("positions", "how positions enter [default: sinusoidal]"),
     _counts("max_positions", "--max-positions", help="rows of a learned position table"),
     Flag("dropout", ("--dropout",), "probability", "residual (and attention) dropout [default: 0.1]"),
     Flag("ffn_dropout", ("--ffn-dropout",), "probability", "inner feed-forward dropout [default: 0]"),
@@ -91,29 +105,46 @@ STORAGE = (
         ("--implementation",),
         "choice",
         "what is kept for backward [default: document]",
-        ("document",),
+        ("document", "reference"),
     ),
+    Flag("semantics", ("--semantics",), "choice", "device of the reference's kernels [default: cuda]", ("cuda", "cpu")),
 )
 ROWS = (
     Flag("by", ("--by",), "choice", "how deep the rows go [default: component]", ("total", "component", "op", "layer")),
-    Flag("formula", ("--formula/--no-formula",), "switch", "closed forms [default: in tables]"),
+    Flag("formula", ("--formula/--no-formula",), "switch", "closed forms [default: yes in tables, no in JSON and CSV]"),
 )
 OUTPUT = (
-    Flag("format", ("--format",), "choice", "[default: table]", ("table", "json", "csv", "markdown", "latex")),
+    _choice("format", "how it is printed [default: table]", ("table", "json", "csv", "markdown", "latex")),
     Flag("json", ("--json",), "switch", "short for --format json"),
     Flag("csv", ("--csv",), "switch", "short for --format csv"),
-    Flag("output", ("-o", "--output"), "text", "write to FILE, whose ending picks the format; - is stdout"),
-    Flag("quiet", ("--quiet",), "switch", "no warnings"),
+    Flag(
+        "output", ("-o", "--output"), "file",
+        "write to FILE, whole or not at all; its ending picks the format: .json .csv .md .tex .txt; - is stdout",
+    ),
+    Flag("quiet", ("--quiet",), "switch", "no warnings on stderr"),
 )
+
+GROUPS = {
+    "The pass": PASS,
+    "The model; with MODEL, a what-if": STRUCTURE,
+    "How FLOPs are counted": COUNTING,
+    "What is kept": STORAGE,
+    "Rows": ROWS,
+    "Output": OUTPUT,
+}
+"""The flags under the headings of the help and of the README."""
 
 
 def parse(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
     """The values that were given, read: lists of ints for counts, floats for probabilities, the rest as it is."""
     values: dict[str, Any] = {}
+    options = {each for flag in flags for name in flag.names for each in name.split("/")}
     for flag in flags:
         value = given.get(flag.keyword)
         if value is None:
             continue
+        if isinstance(value, str) and value in options:
+            raise InputError(f"{flag.label} needs a value, not the option {value}")
         if flag.kind == "counts":
             value = parse_counts(value, flag.label)
         elif flag.kind == "probability":
@@ -124,35 +155,73 @@ def parse(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-MODEL_HELP = "preset, config.json or its folder; none: the flags describe the model"
+MODEL_HELP = "a preset (gpt2, llama-3-8b), a config.json or its folder; without it the flags describe the model"
+
+NOTES = (
+    "Sizes may be written 4096, 4_096, 4k (4000), 4Ki (4096), 2M, 10B; lists such as -N 1k,2k,4k give one row each. "
+    "-h is heads; help is --help."
+)
+
+
+def help_text(name: str, help: str, flags: tuple[Flag, ...], width: int) -> str:
+    """What ``tfcost NAME --help`` prints: the flags in groups, nothing cut."""
+    import textwrap
+
+    width = min(max(width, 40), 100)
+    column = 28 if width >= 70 else 6
+
+    def paragraph(text: str) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def entry(usage: str, meaning: str) -> list[str]:
+        indent = " " * column
+        lines = textwrap.wrap(meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        if len(usage) + 4 <= column and lines:
+            lines[0] = f"  {usage}".ljust(column) + lines[0][column:]
+            return lines
+        return [*textwrap.wrap(f"  {usage}", width, subsequent_indent="      ", break_on_hyphens=False), *lines]
+
+    lines = [f"Usage: tfcost {name} [MODEL] [options]", "", *paragraph(help), "", *entry("MODEL", MODEL_HELP)]
+    placed = {flag.keyword for group in GROUPS.values() for flag in group}
+    for heading, group in {**GROUPS, "Other": tuple(flag for flag in flags if flag.keyword not in placed)}.items():
+        here = [flag for flag in group if flag in flags]
+        if here:
+            lines += ["", heading, *[line for flag in here for line in entry(flag.usage, flag.help)]]
+        if heading == "Output":
+            lines += entry("--help", "this text")
+    return "\n".join([*lines, "", *paragraph(NOTES), ""])
 
 
 def command_app(
-    name: str, help: str, flags: tuple[Flag, ...], action: Callable[[str | None, dict[str, Any]], None]
+    name: str, help: str, flags: tuple[Flag, ...], action: Callable[[str | None, dict[str, Any]], int | None]
 ) -> typer.Typer:
-    """The app of one command: an optional MODEL and these flags, read by :func:`parse` and handed to ``action``.
+    """The app of one command: an optional MODEL and these flags.
 
-    The signature that typer reads is made from the table, so that a flag's names, kind and help stand in one place.
+    Its callback reads the flags (:func:`parse`) and returns what is left to do, ``action`` on what was read, for
+    :mod:`tfcost.cli.main` to call outside the parser, which has its own ideas of errors and closed pipes. The
+    signature that typer reads is made from the table, so that a flag's names, kind and help stand in one place.
     """
 
-    def command(**given: Any) -> None:
+    def command(**given: Any) -> Callable[[], int | None]:
         model = given.pop("model")
-        action(model, parse(flags, given))
+        values = parse(flags, given)
+        return lambda: action(model, values)
 
-    parameters = [_parameter("model", Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="[MODEL]")])]
+    class Command(TyperCommand):
+        def get_help(self, ctx: Any) -> str:
+            import shutil
+
+            return help_text(name, help, flags, shutil.get_terminal_size().columns)
+
+    parameters = [_parameter("model", Annotated[str | None, typer.Argument(metavar="[MODEL]")])]
     for flag in flags:
-        if flag.kind == "switch":
-            kind: Any = Annotated[bool | None, typer.Option(*flag.names, help=flag.help)]
-        else:
-            shown = (
-                "|".join(flag.choices) if flag.choices else {"counts": "N", "probability": "P"}.get(flag.kind, "NAME")
-            )
-            kind = Annotated[str | None, typer.Option(*flag.names, help=flag.help, metavar=shown)]
-        parameters.append(_parameter(flag.keyword, kind))
+        # Help and what a value may be are ours (help_text, parse): typer splits the command line.
+        kind: Any = bool if flag.kind == "switch" else str
+        parameters.append(_parameter(flag.keyword, Annotated[kind | None, typer.Option(*flag.names)]))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app = typer.Typer(add_completion=False)
-    app.command(name, help=help)(command)
+    app.command(name, cls=Command)(command)
     return app
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ def format_of(values: dict[str, Any]) -> str:
     if len(asked) > 1:
         raise InputError(f"the formats {' and '.join(sorted(asked))} were asked for at once; choose one")
     output = values.get("output")
+    if output == "":
+        raise InputError("--output must name a file, or be - for stdout")
     if output is not None and output != "-":
         ending = ENDINGS.get(Path(output).suffix.lower())
         if ending is None and not asked:
+            if os.path.isdir(output):
+                raise OutputError(f"--output {output} is a folder")
             raise InputError(
                 f"--output {output}: the ending picks the format; use {', '.join(ENDINGS)}, or say --format"
             )
@@ -34,29 +39,65 @@ def format_of(values: dict[str, Any]) -> str:
     return asked.pop() if asked else "table"
 
 
-def write(text: str, output: str | None) -> None:
-    """Text to stdout, or to a file by way of a temporary one beside it, so that the file is never half written."""
-    if output is None or output == "-":
-        if not text.endswith("\n"):
-            text += "\n"
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    if not output:
-        raise InputError("--output must name a file, or be - for stdout")
-    path = Path(os.path.realpath(output))
-    data = (text if text.endswith("\n") else text + "\n").encode()
+ASCII = str.maketrans(
+    {
+        "·": "*", "ᵀ": "^T", "√": "sqrt ", "⁻": "^-", "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#",
+        "▍": "-", "▎": "-", "▏": "-",
+    }
+    | {power: f"^{digit}" for digit, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+)  # fmt: skip
+"""How tables are written where the output's encoding has no such characters."""
+
+
+def encoded(text: str, encoding: str, as_json: bool = False) -> bytes:
+    """Text as bytes of an encoding, whatever it holds: what the encoding lacks is spelled out, in JSON escaped."""
     try:
-        if path.exists() and not path.is_file():
-            if path.is_dir():
-                raise OutputError(f"--output {output} is a folder")
-            path.write_bytes(data)  # a device or a pipe cannot be replaced by a file
+        return text.encode(encoding)
+    except UnicodeEncodeError:
+        if as_json:
+            import json
+
+            return "".join(char if char.isascii() else json.dumps(char)[1:-1] for char in text).encode(encoding)
+        return text.translate(ASCII).encode(encoding, "backslashreplace")
+
+
+def write(text: str, output: str | None, as_json: bool = False) -> None:
+    """Text to stdout, or to a file by way of a temporary one beside it, so that the file is never half written."""
+    text = text if text.endswith("\n") else text + "\n"
+    if output is None or output == "-":
+        _to_stdout(text, as_json)
+        return
+    data = encoded(text, "utf-8", as_json)
+    try:
+        if os.path.isdir(output):
+            raise OutputError(f"--output {output} is a folder")
+        if os.path.exists(output) and not os.path.isfile(output):
+            Path(output).write_bytes(data)  # a device or a pipe cannot be replaced by a file
             return
-        _replace(path, data)
+        _replace(Path(os.path.realpath(output)), data)
+    except OutputError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"--output {output} cannot be written: {reason}") from None
+
+
+def _to_stdout(text: str, as_json: bool) -> None:
+    stream = sys.stdout
+    if stream is None:
+        raise OutputError("stdout is closed; --output FILE writes to a file")
+    try:
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            stream.write(encoded(text, stream.encoding, as_json).decode(stream.encoding))
+        stream.flush()
     except OSError as error:
-        if isinstance(error, OutputError):
+        # What is left in the buffer must go nowhere, or the interpreter complains when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error, BrokenPipeError):
             raise
-        raise OutputError(f"--output {output} cannot be written: {error.strerror or error}") from None
+        raise OutputError(f"stdout cannot be written: {error.strerror or error}") from None
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -84,16 +125,28 @@ def _replace(path: Path, data: bytes) -> None:
 
 def emit(report: Report, values: dict[str, Any]) -> None:
     """A report in the format and to the place that were asked for; its warnings to stderr unless ``--quiet``."""
-    form = format_of(values)
+    form, output = format_of(values), values.get("output")
+    to_file = output is not None and output != "-"
     if form == "table":
         from tfcost.render import table_text, width_of_output
 
-        output = values.get("output")
-        to_file = output is not None and output != "-"
         text = table_text(report, width_of_output(to_file), colour=not to_file)
     else:
         text = report.render(form)
+    if to_file:
+        write(text, output, form == "json")
     if not values.get("quiet"):
         for warning in report.warnings:
-            sys.stderr.write(f"tfcost: warning: {warning}\n")
-    write(text, values.get("output"))
+            tell(f"warning: {warning}")
+    if not to_file:
+        write(text, None, form == "json")
+
+
+def tell(message: str) -> None:
+    """One line on stderr, whatever the message quotes; where nobody listens, none."""
+    line = " ".join(message.split())
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"tfcost: {line}\n")
+            sys.stderr.flush()

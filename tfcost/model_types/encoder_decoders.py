@@ -28,11 +28,7 @@ DENSE_CLASSES: Mapping[str, Any] = {
 
 
 def _t5(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
-    stated |= {
-        "embedding_dropout": stated["dropout"],
-        "ffn_dropout": stated["dropout"],
-        "final_dropout": stated["dropout"],
-    }
+    stated["follows_dropout"] = ("embedding_dropout", "ffn_dropout", "final_dropout")
     encoder, decoder = values["num_layers"], values["num_decoder_layers"]
     if decoder is None or stated["arch"] == "encoder":
         stated["layers"] = encoder
@@ -48,7 +44,7 @@ def _t5(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
 
 
 def _bart(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
-    stated["embedding_dropout"] = stated["dropout"]
+    stated["follows_dropout"] = ("embedding_dropout",)
     heads, ffn = values["decoder_attention_heads"], values["decoder_ffn_dim"]
     if stated["arch"] == "decoder":
         del stated["encoder_layers"]

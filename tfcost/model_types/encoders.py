@@ -28,9 +28,7 @@ LEGACY_POOLER = names(
 
 def _encoder(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     """The embedding has the residual dropout; so has the classifier, unless the config gives it its own."""
-    stated["embedding_dropout"] = stated["dropout"]
-    if stated.get("classifier_dropout") is None:
-        stated["classifier_dropout"] = stated["dropout"]
+    stated["follows_dropout"] = ("embedding_dropout", "classifier_dropout")
 
 
 def _bert(values: Mapping[str, Any], stated: dict[str, Any]) -> None:

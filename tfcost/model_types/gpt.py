@@ -47,7 +47,7 @@ def _gpt_neo(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
 
 
 def _gpt_neox(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
-    stated["embedding_dropout"] = stated["dropout"]
+    stated["follows_dropout"] = ("embedding_dropout",)
     stated["attention_output_bias"] = values["attention_bias"]
 
 
