@@ -90,9 +90,10 @@ T5 = ModelType(
         "head_dim": "d_kv",
     },
     inert=names(
-        """initializer_factor is_decoder layer_norm_epsilon relative_attention_max_distance
+        """initializer_factor layer_norm_epsilon relative_attention_max_distance
         scale_decoder_outputs"""
     ),
+    must_be={"is_decoder": (False,)},
     finish=_t5,
     renamed={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
 )  # fmt: skip

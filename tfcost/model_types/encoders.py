@@ -199,9 +199,11 @@ ELECTRA = BERT._replace(
     finish=_electra,
 )  # fmt: skip
 
+NEVER_A_DECODER = {name: key for name, key in BERT.keys.items() if name not in ("is_decoder", "add_cross_attention")}
+
 ALBERT = ModelType(
     keys={
-        **{name: key for name, key in BERT.keys.items() if name not in ("is_decoder", "add_cross_attention")},
+        **{name: key for name, key in NEVER_A_DECODER.items() if name != "classifier_dropout"},
         "embedding_size": size("embedding_size", 128),
         "hidden_size": size("hidden", 4096),
         "num_attention_heads": size("heads", 64),
@@ -230,7 +232,7 @@ ALBERT = ModelType(
 
 MOBILEBERT = ModelType(
     keys={
-        **{name: key for name, key in BERT.keys.items() if name not in ("is_decoder", "add_cross_attention")},
+        **NEVER_A_DECODER,
         "hidden_size": size("hidden", 512),
         "num_attention_heads": size("heads", 4),
         "num_hidden_layers": size("layers", 24),

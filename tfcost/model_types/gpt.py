@@ -86,6 +86,8 @@ def _falcon(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
         )
     if not new:
         # num_kv_heads counts only in the new architecture.
+        if not values["multi_query"] and values["num_kv_heads"] not in (None, values["num_attention_heads"]):
+            raise ConfigError(f"num_kv_heads {values['num_kv_heads']} needs multi_query or new_decoder_architecture true")
         stated["kv_heads"] = 1 if values["multi_query"] else None
     hidden = values["hidden_dropout"]
     stated |= {

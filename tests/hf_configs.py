@@ -1,0 +1,240 @@
+"""Hypothesis strategies: random ``config.json`` contents of every model type, small enough to run on a CPU.
+
+Every key that a row of :data:`tfcost.model_types.MODEL_TYPES` reads is drawn, by its kind and the field that it states;
+:data:`VALID` then makes the combinations that the transformers class of the type can build and run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from tfcost.model_types import MODEL_TYPES, Key
+
+Config = dict[str, Any]
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+PAD, EOS, TOKEN = 1, 2, 5
+"""Token ids in use; every vocabulary is larger."""
+
+LEGACY_TYPES = ("RefinedWeb", "RefinedWebModel")
+"""Model types of older code, which transformers does not build."""
+
+TYPES = tuple(name for name in MODEL_TYPES if name not in LEGACY_TYPES)
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu", "tanh", "quick_gelu")
+
+
+class Pass(NamedTuple):
+    """A forward pass: sequences, tokens, and source tokens where there is an encoder."""
+
+    batch: int
+    seq_len: int
+    src_len: int | None
+
+
+def sizes(draw: Draw, heads: int, width: int) -> dict[str, Any]:
+    """A small value for each field that is a size."""
+    layers = draw(st.integers(1, 4))
+    divisors = [each for each in range(1, heads + 1) if heads % each == 0]
+    return {
+        "hidden": heads * width, "heads": heads, "kv_heads": draw(st.sampled_from(divisors)),
+        "head_dim": draw(st.sampled_from([2, 4, 8, 12])), "layers": layers, "encoder_layers": layers,
+        "decoder_layers": draw(st.integers(1, 4)), "ffn_hidden": draw(st.integers(1, 40)),
+        "vocab": draw(st.integers(8, 60)), "max_positions": draw(st.integers(16, 40)),
+        "type_vocab": draw(st.integers(1, 4)), "embedding_size": draw(st.sampled_from([4, heads * width])),
+        "relative_buckets": 2 * draw(st.integers(2, 20)), "window": draw(st.integers(1, 12)),
+        "ffn_count": draw(st.integers(1, 4)),
+    }  # fmt: skip
+
+
+def value_of(draw: Draw, key: Key, known: dict[str, Any]) -> Any:
+    """A value for one key."""
+    if key.kind == "size":
+        value = known.get(key.field, key.default)
+        return None if key.nullable and draw(st.integers(0, 3)) == 0 else value
+    if key.kind == "probability":
+        return draw(st.sampled_from([0.0, 0.1, 0.5]))
+    if key.kind == "flag":
+        return draw(st.booleans())
+    if key.kind == "number":
+        return draw(st.sampled_from([None, 30.0]))
+    if key.kind == "name":
+        return draw(st.sampled_from(key.choices if key.choices and len(key.choices) < 6 else ACTIVATIONS))
+    return None
+
+
+@st.composite
+def configs(draw: Draw, model_type: str) -> Config:
+    """A config of this type, all of whose sizes are small."""
+    row = MODEL_TYPES[model_type]
+    known = sizes(draw, draw(st.sampled_from([1, 2, 4, 6])), draw(st.sampled_from([8, 16])))
+    config = {name: value_of(draw, key, known) for name, key in row.keys.items()}
+    config["pad_token_id"] = PAD
+    if model_type in VALID:
+        VALID[model_type](draw, config)
+    # What is not a size may be left out, for the class's default.
+    for name, key in row.keys.items():
+        if key.kind in ("probability", "flag", "number") and draw(st.integers(0, 4)) == 0 and name not in KEPT:
+            config.pop(name, None)
+    # A key may have its generic name.
+    for alias, name in row.aliases.items():
+        usable = alias not in UNKNOWN_ALIASES.get(model_type, ()) and name in config
+        if usable and draw(st.integers(0, 3)) == 0:
+            config[alias] = config.pop(name)
+    architecture = draw(st.sampled_from([name for name in row.architectures if name not in NOT_ALONE]))
+    if draw(st.booleans()):
+        config["id2label"] = {str(index): f"L{index}" for index in range(draw(st.integers(1, 5)))}
+    return {**config, "model_type": model_type, "architectures": [architecture]}
+
+
+NOT_ALONE = ("Gemma3Model",)
+"""Classes that need a vision tower beside the language model."""
+
+UNKNOWN_ALIASES = {
+    # Names of Falcon's original code.
+    "falcon": ("n_head", "n_layer", "n_head_kv"),
+    # With this name for num_layers the class gives a decoder whose depth is left out its default depth.
+    "t5": ("num_hidden_layers",), "mt5": ("num_hidden_layers",),
+}  # fmt: skip
+"""Aliases that the classes of today do not have, or do not follow."""
+
+KEPT = (
+    "add_cross_attention", "is_decoder", "multi_query", "qk_layernorm", "use_sliding_window", "parallel_attn", "alibi",
+    "new_decoder_architecture", "use_bottleneck", "use_bottleneck_attention", "key_query_shared_bottleneck",
+)  # fmt: skip
+"""Keys that a valid combination rests on."""
+
+
+def _mistral(draw: Draw, config: Config) -> None:
+    config["num_key_value_heads"] = config["num_key_value_heads"] or 1
+
+
+def _gemma2(draw: Draw, config: Config) -> None:
+    config["sliding_window"] = config["sliding_window"] or 3
+    _layer_types(draw, config)
+
+
+def _layer_types(draw: Draw, config: Config) -> None:
+    layers = config["num_hidden_layers"]
+    windowed = config.get("use_sliding_window", True) and config["sliding_window"] is not None
+    kinds = ["full_attention", "sliding_attention"] if windowed else ["full_attention", "attention"]
+    config["layer_types"] = draw(
+        st.none() | st.lists(st.sampled_from(kinds), min_size=layers, max_size=layers)
+        if windowed or "max_window_layers" in config
+        else st.lists(st.sampled_from(kinds), min_size=layers, max_size=layers)
+    )
+    if "max_window_layers" in config:
+        config["max_window_layers"] = draw(st.integers(0, 5))
+
+
+def _gpt_neo(draw: Draw, config: Config) -> None:
+    first = draw(st.lists(st.sampled_from(["global", "local"]), min_size=1, max_size=3))
+    times = draw(st.integers(1, 2))
+    second = draw(st.lists(st.sampled_from(["global", "local"]), max_size=2))
+    config["attention_types"] = [[first, times], [second, 1]]
+    layers = config["num_layers"] = len(first) * times + len(second)
+    # Older configs have the expanded list too, which the class then reads.
+    del config["attention_layers"]
+    if draw(st.booleans()):
+        kinds = st.sampled_from(["global", "local"])
+        config["attention_layers"] = draw(st.lists(kinds, min_size=layers, max_size=layers))
+
+
+def _gpt_bigcode(draw: Draw, config: Config) -> None:
+    config["add_cross_attention"] = config["add_cross_attention"] and not config["multi_query"]
+
+
+def _gptj(draw: Draw, config: Config) -> None:
+    width, rest = divmod(config["n_embd"], config["n_head"])
+    assert rest == 0
+    config["rotary_dim"] = draw(st.sampled_from([each for each in (2, 4, 8) if each <= width]))
+
+
+def _bloom(draw: Draw, config: Config) -> None:
+    config["n_inner"] = draw(st.sampled_from([None, 4 * config["hidden_size"]]))
+
+
+def _falcon(draw: Draw, config: Config) -> None:
+    new = config["new_decoder_architecture"]
+    config["parallel_attn"] = config["parallel_attn"] or new
+    if not new and not config["multi_query"]:
+        config["num_kv_heads"] = None
+    config["num_ln_in_parallel_attn"] = draw(st.sampled_from([None, 1, 2] if new else [None, 1]))
+
+
+def _mpt(draw: Draw, config: Config) -> None:
+    config["attn_config"] = draw(st.sampled_from([None, {}, {"attn_pdrop": 0, "clip_qkv": 6.0}, {"prefix_lm": False}]))
+
+
+def _gemma3(draw: Draw, config: Config) -> None:
+    config["sliding_window_pattern"] = draw(st.integers(1, 4))
+    _gemma2(draw, config)
+
+
+def _phi(draw: Draw, config: Config) -> None:
+    config["head_dim"] = None if config["qk_layernorm"] else draw(st.sampled_from([None, 4, 8]))
+    _null_is_absent(draw, config)
+
+
+def _null_is_absent(draw: Draw, config: Config) -> None:
+    """The class reads ``head_dim`` only where it is: null is nothing that it could multiply by."""
+    if config["head_dim"] is None:
+        del config["head_dim"]
+
+
+def _qwen2(draw: Draw, config: Config) -> None:
+    _layer_types(draw, config)
+    _null_is_absent(draw, config)
+
+
+def _decoder_flags(draw: Draw, config: Config) -> None:
+    config["add_cross_attention"] = config["add_cross_attention"] and config["is_decoder"]
+
+
+def _roberta(draw: Draw, config: Config) -> None:
+    _decoder_flags(draw, config)
+    config["pad_token_id"] = draw(st.integers(0, 3))
+
+
+def _albert(draw: Draw, config: Config) -> None:
+    config["num_hidden_layers"] = draw(st.integers(1, 5))
+    config["num_hidden_groups"] = draw(st.integers(1, 6))
+    config["inner_group_num"] = draw(st.integers(1, 3))
+
+
+def _mobilebert(draw: Draw, config: Config) -> None:
+    hidden = config["hidden_size"]
+    config["intra_bottleneck_size"] = draw(st.sampled_from([hidden, 2 * hidden, 24]))
+    config["true_hidden_size"] = config["intra_bottleneck_size" if config["use_bottleneck"] else "hidden_size"]
+    if config["intra_bottleneck_size"] != hidden and not config["use_bottleneck_attention"]:
+        config["key_query_shared_bottleneck"] = True
+    config["embedding_size"] = draw(st.sampled_from([4, hidden]))
+
+
+def _t5(draw: Draw, config: Config) -> None:
+    config["num_layers"] = draw(st.integers(1, 4))
+    config["num_decoder_layers"] = draw(st.sampled_from([None, 1, 3]))
+    config["feed_forward_proj"] = draw(st.sampled_from(["relu", "gated-gelu", "gated-silu", "gelu_new"]))
+    # The class ties whatever the key says; the test of the oracles has the untied ones.
+    for name, value in {"is_gated_act": st.booleans(), "dense_act_fn": st.sampled_from(ACTIVATIONS)}.items():
+        if draw(st.booleans()):
+            config[name] = draw(value)
+        else:
+            del config[name]
+
+
+def _bart(draw: Draw, config: Config) -> None:
+    config["decoder_attention_heads"] = draw(st.sampled_from([1, 2, 4]))
+    config["decoder_ffn_dim"] = draw(st.integers(1, 30))
+
+
+VALID: dict[str, Callable[[Draw, Config], None]] = {
+    "gpt_neo": _gpt_neo, "gpt_bigcode": _gpt_bigcode, "gptj": _gptj, "bloom": _bloom, "falcon": _falcon, "mpt": _mpt,
+    "qwen2": _qwen2, "qwen3": _layer_types, "gemma2": _gemma2, "mistral": _mistral, "gemma3_text": _gemma3, "phi": _phi,
+    "phi3": _null_is_absent, "bert": _decoder_flags, "electra": _decoder_flags, "roberta": _roberta,
+    "xlm-roberta": _roberta, "camembert": _roberta, "albert": _albert, "mobilebert": _mobilebert, "t5": _t5, "mt5": _t5,
+    "bart": _bart, "mbart": _bart,
+}  # fmt: skip

@@ -1,0 +1,58 @@
+"""The presets in ``data/models``: read without a warning, sourced, and as large as their makers say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfcost
+from tfcost.hf import from_hf
+from tfcost.model_types import MODEL_TYPES
+from tfcost.models import Model
+
+FOLDER = Path(__file__).parent.parent / "data" / "models"
+PRESETS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+CONFIGS = {name: preset for name, preset in PRESETS.items() if "config" in preset}
+
+DIFFERENT = {"electra-small": 256 * 256 + 256}
+"""By how much a published count is larger, where the note explains it (one more dense layer)."""
+
+ROUNDED = {"gpt3-175b"}
+"""Presets whose published count is a round number."""
+
+
+def test_there_are_enough_of_them_and_of_every_family() -> None:
+    assert len(CONFIGS) >= 75
+    of_older_code = {"RefinedWeb", "RefinedWebModel"}
+    assert {preset["config"]["model_type"] for preset in CONFIGS.values()} == set(MODEL_TYPES) - of_older_code
+
+
+def test_names_and_aliases_are_unique_and_lower_case() -> None:
+    names = [name for preset in PRESETS.values() for name in (preset["name"], *preset.get("aliases", []))]
+    assert len(names) == len(set(names))
+    assert all(name == name.lower() and name == name.strip() and "/" not in name for name in names)
+    assert all(preset["name"] == stem for stem, preset in PRESETS.items())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_preset_reads_whole_and_has_a_source(name: str) -> None:
+    preset = CONFIGS[name]
+    assert from_hf(preset["config"]).ignored_keys == []
+    assert preset["source"]
+    assert preset["published_parameters"] is not None or preset["note"]
+    stated = set(preset["config"])
+    assert stated >= {"model_type", "architectures", "vocab_size"}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    preset = CONFIGS[name]
+    if (published := preset["published_parameters"]) is None or name in ROUNDED:
+        pytest.skip("no exact count is published")
+    model = Model(name, from_hf(preset["config"]).fields)
+    totals = tfcost.analyze(model, seq_len=8, command="params").totals
+    assert published - totals["parameters"] == DIFFERENT.get(name, 0)
+    assert name not in DIFFERENT or preset["note"]
