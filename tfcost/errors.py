@@ -40,7 +40,8 @@ class UnknownName(InputError):
         from difflib import get_close_matches
 
         names = sorted(known)
-        close = get_close_matches(given, names, n=3, cutoff=0.5)
+        spelled = {name.lower(): name for name in reversed(names)}  # people do not mind the case of a name
+        close = [spelled[each] for each in get_close_matches(given.lower(), spelled, n=3, cutoff=0.5)]
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
         shown = given if len(given) <= 60 else given[:57] + "..."
         super().__init__(f"unknown {what} {shown!r}; {hint}")

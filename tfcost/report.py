@@ -202,6 +202,8 @@ COUNTED = {
 def assumptions_line(report: Report) -> str:
     """What was assumed, in one line: what is counted, implementation, attention kernel, dtype, causal."""
     given = report.assumptions
+    if not given:
+        return ""
     if report.command in COUNTED:
         parts = [f"counts {COUNTED[report.command]}"]
     elif report.command == "conventions":

@@ -11,6 +11,8 @@ COMMANDS = {
     "params": ("tfcost.cli.figures", "parameters: total, embeddings, head, the rest"),
     "memory": ("tfcost.cli.figures", "memory: activations kept for backward, logits, weights"),
     "formula": ("tfcost.cli.formulas", "closed forms, and where attention overtakes the rest"),
+    "compare": ("tfcost.cli.listing", "models side by side, absolute and relative"),
+    "models": ("tfcost.cli.listing", "the presets, by name, family and size"),
     "validate": ("tfcost.cli.validate", "every figure held against PyTorch on this machine"),
     "explain": ("tfcost.cli.formulas", "a walk through one layer, step by step"),
 }
