@@ -17,8 +17,8 @@ FOLDER = Path(__file__).parent.parent / "data" / "models"
 PRESETS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 CONFIGS = {name: preset for name, preset in PRESETS.items() if "config" in preset}
 
-DIFFERENT = {"electra-small": 256 * 256 + 256}
-"""By how much a published count is larger, where the note explains it (one more dense layer)."""
+DIFFERENT = {"electra-small": 256 * 256 + 256, "deepseek-v3": 58 * 256, "kimi-k2": 60 * 384}
+"""By how much a published count is larger, where the note explains it (one more dense layer, biases of routers)."""
 
 ROUNDED = {"gpt3-175b"}
 """Presets whose published count is a round number."""

@@ -31,10 +31,20 @@ def symbol(name: str) -> Symbol:
 FIELD_SYMBOLS = {
     "hidden": "d", "heads": "h", "kv_heads": "h_kv", "head_dim": "d_k", "ffn_hidden": "d_ff", "vocab": "V",
     "src_vocab": "V_src", "max_positions": "N_max", "encoder_layers": "l_enc", "decoder_layers": "l_dec",
+    "experts": "E", "experts_per_token": "k", "expert_hidden": "d_e", "shared_expert_hidden": "d_s",
+    "query_rank": "d_q", "kv_rank": "d_c", "rope_dim": "d_r", "value_dim": "d_v",
 }  # fmt: skip
 """The symbol of each size of a model. Equal depths are both ``l``."""
 
-LETTERS = ("b", "N", "T", "S", "M", "d", "d_k", "d_ff", "h", "h_kv", "V", "V_src", "N_max")
+OPTIONAL = (
+    "vocab", "src_vocab", "max_positions", "experts", "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim",
+)  # fmt: skip
+"""Sizes that a model may lack: None, or 0."""
+
+LETTERS = (
+    "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "V",
+    "V_src", "N_max",
+)  # fmt: skip
 """The order in which a product's letters are written: bNd, bN²h, bNdV."""
 
 LENGTHS = frozenset("NTSM")
@@ -58,9 +68,13 @@ def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
     changes["kv_heads"] = h if cfg.kv_heads == cfg.heads else name("kv_heads")
     changes["head_dim"] = d / h if cfg.heads * cfg.head_dim == cfg.hidden else name("head_dim")
     changes["ffn_hidden"] = 4 * d if cfg.ffn_hidden == 4 * cfg.hidden else name("ffn_hidden")
-    changes |= {
-        field: name(field) for field in ("vocab", "src_vocab", "max_positions") if getattr(cfg, field) is not None
-    }
+    changes |= {field: name(field) for field in OPTIONAL if getattr(cfg, field) not in (None, 0)}
+    if cfg.experts is not None:
+        same = cfg.expert_hidden == cfg.ffn_hidden
+        changes["expert_hidden"] = changes["ffn_hidden"] if same else name("expert_hidden")
+        changes["experts_per_token"] = name("experts_per_token")
+    if cfg.value_dim is not None:
+        changes["value_dim"] = changes["head_dim"] if cfg.value_dim == cfg.head_dim else name("value_dim")
     stacks = [field for field in ("encoder_layers", "decoder_layers") if field.partition("_")[0] in cfg.arch]
     equal = all(getattr(cfg, field) == getattr(cfg, stacks[0]) for field in stacks)
     changes |= {field: name(field, "l" if equal else "") for field in stacks}

@@ -337,7 +337,7 @@ MPT = ModelType(
     renamed={"MPTForCausalLM": "MptForCausalLM", "MPTModel": "MptModel"},
 )  # fmt: skip
 
-GPT_TYPES: dict[str, ModelType] = {
+TYPES: dict[str, ModelType] = {
     "gpt2": GPT2, "gpt_bigcode": GPT_BIGCODE, "gpt_neo": GPT_NEO, "gptj": GPTJ, "gpt_neox": GPT_NEOX, "bloom": BLOOM,
     "opt": OPT, "falcon": FALCON, "RefinedWebModel": FALCON, "RefinedWeb": REFINED_WEB, "mpt": MPT,
 }  # fmt: skip

@@ -241,7 +241,7 @@ PHI3 = ModelType(
     must_be={"attention_bias": (False,), "mlp_bias": (False,)},
 )
 
-LLAMA_TYPES: dict[str, ModelType] = {
+TYPES: dict[str, ModelType] = {
     "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "gemma": GEMMA, "gemma2": GEMMA2,
     "gemma3_text": GEMMA3, "phi": PHI, "phi3": PHI3,
 }  # fmt: skip
