@@ -406,7 +406,7 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
     assumptions = {
         "convention": options.convention.name, "implementation": options.implementation.name,
         "semantics": options.implementation.semantics or None, "attention": asked,
-        "kernel": kernel(asked, cfg.attention_dropout, options.implementation), "dtype": options.dtype,
+        "kernel": kernel(asked, cfg, options.implementation, options.itemsize), "dtype": options.dtype,
         "causal": options.causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
         "ignored_keys": list(ignored_keys),
     }  # fmt: skip

@@ -14,13 +14,18 @@ from tfcost.analysis import ATTENTION, Analysis, Options, options_of
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig, choice
 from tfcost.errors import UnknownName
-from tfcost.graph import Size, least
+from tfcost.graph import Size, least, round_up
 from tfcost.models import DOCUMENT_MODEL, Model, load
 
 
 @least.register(Expr)
 def _(a: Expr, b: Size) -> Expr:
     return sympy.Min(a, b)
+
+
+@round_up.register(Expr)
+def _(a: Expr, multiple: int) -> Expr:
+    return multiple * sympy.ceiling(a / multiple)
 
 
 def symbol(name: str) -> Symbol:
