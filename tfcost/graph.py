@@ -152,12 +152,16 @@ class Op:
 
 
 class Repeat(NamedTuple):
-    """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``."""
+    """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``.
+
+    ``shares_weights``: fewer sets of weights exist than runs (ALBERT).
+    """
 
     path: str
     times: Size
     start: int
     stop: int
+    shares_weights: bool = False
 
 
 class Graph:
@@ -276,7 +280,7 @@ class Graph:
             if any(kept is left for op in self.ops[start:] for kept in op.saves):
                 # It would be the next repetition's input under a second name, and be counted twice.
                 raise GraphError(f"{self.path('')} keeps its own output")
-            self.repeats.append(Repeat(self._prefix[:-1], times, start, len(self.ops)))
+            self.repeats.append(Repeat(self._prefix[:-1], times, start, len(self.ops), weight_copies is not None))
             return self.tensor("output", left.axes, left.shape, left.itemsize, left.grad)
 
 

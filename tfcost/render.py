@@ -354,6 +354,10 @@ def _closed_forms(page: Page, report: Report) -> None:
         add_table(page, columns, forms)
     else:
         add_forms(page, forms)
+    for part in report.extra.get("ranges", ()):
+        page.write()
+        page.write(f"For {part['where']}:")
+        add_forms(page, ((key, form(value)) for key, value in part["formulas"].items()))
     units = (("flops", "FLOPs forward"), ("parameters", "parameters"), ("bytes", "bytes kept (and weights)"))
     for key, words in units:
         rows = [row for row in report.rows if row[key].expr != 0]
