@@ -44,6 +44,10 @@ def resolved(case: Case) -> SimpleNamespace:
     m.table = m.embedding_size if m.projected else m.hidden  # width of the token table
     m.rows = m.table if m.projected and m.embedding_projection == "after" else m.hidden  # of positions, types, norm
     m.back = m.projected and m.output_projection
+    if m.vocab is None:
+        # The input is the hidden vectors themselves: no tables, and nothing that is done to embeddings.
+        m.type_vocab, m.embedding_norm, m.embedding_dropout = 0, False, 0.0
+        m.positions = None if m.positions == "learned" else m.positions
     return m
 
 

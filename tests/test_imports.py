@@ -44,7 +44,7 @@ def test_the_same_from_a_config(tmp_path):
     assert heavy_after("flops", str(tmp_path), "--json") == set()
 
 
-@pytest.mark.parametrize("module", HEAVY[:4])
+@pytest.mark.parametrize("module", ["sympy", "numpy", "rich"])
 def test_this_test_can_fail(module):
     pytest.importorskip(module)
     assert module in heavy_after("flops", "gpt2", "--json", before=f"import {module}")

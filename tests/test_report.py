@@ -210,6 +210,13 @@ def test_latex_is_well_formed(command, model):
             assert line.startswith("%")
 
 
+def test_latex_escapes_every_character_that_it_would_read():
+    report = Report("flops", {}, {}, made("flops").assumptions, {}, lambda: [{"path": "\\_&%#$^{}~<>|*", "flops": 1}])
+    line = report.to_latex().splitlines()[4]
+    escaped = r"\textbackslash{}\_\&\%\#\$\^{}\{\}\textasciitilde{}$<$$>$$|$$*$ & 1 \\"
+    assert line == escaped
+
+
 def test_latex_writes_closed_forms_as_mathematics():
     assert r"$8 b N d^{2} + 4 b N^{2} d$" in made("flops", formula=True).to_latex()
     assert r"$3 d d_{\mathrm{ff}}$" in made("params", "llama-3-8b", formula=True).to_latex()

@@ -75,6 +75,7 @@ def test_closed_forms_hold_for_every_convention(case, convention):
 SIZES = {
     "hidden": "d", "heads": "h", "kv_heads": "h_kv", "head_dim": "d_k", "ffn_hidden": "d_ff", "vocab": "V",
     "src_vocab": "V_src", "max_positions": "N_max", "layers": "l", "encoder_layers": "l_enc", "decoder_layers": "l_dec",
+    "embedding_size": "e",
 }  # fmt: skip
 QUANTITIES = (
     "parameters", "embedding_parameters", "head_parameters", "non_embedding_parameters", "forward_flops",
@@ -103,7 +104,7 @@ def test_one_closed_form_holds_at_all_sizes(case, quantity, data):
     kv_heads = data.draw(st.integers(1, 4))
     numbers["heads"] = kv_heads * data.draw(st.integers(1, 4))
     numbers["hidden"] = numbers["heads"] * data.draw(st.integers(1, 9))
-    if numbers["hidden"] == fields.get("embedding_size"):
+    if numbers["hidden"] == numbers.get("embedding_size"):
         numbers["hidden"] *= 2  # an embedding as wide as the model is not projected: another structure
     if "kv_heads" in fields:
         numbers["kv_heads"] = kv_heads

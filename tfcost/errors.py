@@ -37,6 +37,15 @@ class ConfigError(InputError):
     """A ``config.json`` that cannot be read, or a key in it that cannot be used."""
 
 
+LISTED = 40
+"""Names that a message lists before it says how many more there are."""
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
 class UnknownName(InputError):
     """A name that is not in a table; the message lists close matches.
 
@@ -49,7 +58,7 @@ class UnknownName(InputError):
         names = sorted(known)
         spelled = {name.lower(): name for name in reversed(names)}  # people do not mind the case of a name
         close = [spelled[each] for each in get_close_matches(given.lower(), spelled, n=3, cutoff=0.5)]
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {_listed(names)}"
         super().__init__(f"unknown {what} '{shown(given, 60)}'; {hint}")
 
 
