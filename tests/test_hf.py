@@ -18,10 +18,9 @@ from tfcost.models import Model
 HUB: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "hub_configs.json").read_text())["configs"]
 
 
-def parameters(config: dict[str, Any], **what_if: Any) -> int:
-    return int(
-        tfcost.analyze(Model("", from_hf(config).fields), seq_len=8, command="params", **what_if).totals["parameters"]
-    )
+def parameters(config: dict[str, Any]) -> int:
+    model = Model("", from_hf(config).fields)
+    return int(tfcost.analyze(model, seq_len=8, command="params").totals["parameters"])
 
 
 def small(model_type: str, **keys: Any) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def test_null_differs_from_absent() -> None:
     assert complete(from_hf(small("mistral")).fields).window == 4096
     assert complete(from_hf(small("mistral", sliding_window=None)).fields).window is None
     assert complete(from_hf(small("llama", num_key_value_heads=None)).fields).kv_heads == 32
-    with pytest.raises(ConfigError, match="^hidden_size must be a positive integer, not null$"):
+    with pytest.raises(ConfigError, match="hidden_size must be a positive integer, not null"):
         from_hf(small("llama", hidden_size=None))
 
 

@@ -198,12 +198,12 @@ def architecture_of(model_type: str, row: ModelType, config: Mapping[str, Any]) 
 def from_hf(config: Mapping[str, Any]) -> HFConfig:
     """Read a config: its ``model_type`` names the row of :data:`tfcost.model_types.MODEL_TYPES` that understands it."""
     model_type = config.get("model_type")
+    if not isinstance(model_type, (str, type(None))):
+        raise ConfigError(f"model_type must be a string, not {_short(model_type)}")
     if isinstance(nested := config.get("text_config"), dict) and model_type not in MODEL_TYPES:
         return _from_wrapper(config, nested)
     if model_type is None:
         raise ConfigError("the config has no model_type")
-    if not isinstance(model_type, str):
-        raise ConfigError(f"model_type must be a string, not {_short(model_type)}")
     if model_type not in MODEL_TYPES:
         raise UnknownName("model_type", model_type, MODEL_TYPES)
     row = MODEL_TYPES[model_type]

@@ -262,7 +262,7 @@ MOBILEBERT = ModelType(
     finish=_mobilebert,
 )
 
-ENCODER_TYPES: dict[str, ModelType] = {
+TYPES: dict[str, ModelType] = {
     "bert": BERT, "roberta": roberta("Roberta", 50265), "xlm-roberta": roberta("XLMRoberta", 30522),
     "camembert": roberta("Camembert", 30522), "distilbert": DISTILBERT, "electra": ELECTRA, "albert": ALBERT,
     "mobilebert": MOBILEBERT,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfcost.errors import ConfigError
-from tfcost.model_types.gpt import ROTARY
 from tfcost.model_types.spec import (
     NO_HEAD,
     ROPE,
+    ROTARY,
     SCORE,
     Key,
     ModelType,
@@ -241,7 +241,7 @@ PHI3 = ModelType(
     must_be={"attention_bias": (False,), "mlp_bias": (False,)},
 )
 
-LLAMA_TYPES: dict[str, ModelType] = {
+TYPES: dict[str, ModelType] = {
     "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "gemma": GEMMA, "gemma2": GEMMA2,
     "gemma3_text": GEMMA3, "phi": PHI, "phi3": PHI3,
 }  # fmt: skip

@@ -145,6 +145,10 @@ def decoder_heads(prefix: str) -> dict[str, Mapping[str, Any]]:
     }  # fmt: skip
 
 
+PRE_NORM: Mapping[str, Any] = {"arch": "decoder", "pre_norm": True, "final_norm": True}
+ROTARY: Mapping[str, Any] = {**PRE_NORM, "positions": "rotary"}
+"""What most decoders share."""
+
 ROPE = names(
     """rope_theta rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings rope_ratio
     rotary_dim rotary_pct rotary_emb_base rope_local_base_freq rope_interleaved""".strip()
