@@ -23,19 +23,26 @@ class Rows(Mapping[str, ModelType]):
 
     def __init__(self, modules: Mapping[str, str]) -> None:
         self.modules = {name: module for module, names in modules.items() for name in names.split()}
+        self.added: dict[str, ModelType] = {}
+
+    def add(self, name: str, row: ModelType) -> None:
+        """A row for a further model type; nothing else is needed for its configs to be read."""
+        self.added[name] = row
 
     def __getitem__(self, name: str) -> ModelType:
+        if name in self.added:
+            return self.added[name]
         row: ModelType = import_module(f"{__name__}.{self.modules[name]}").TYPES[name]
         return row
 
     def __contains__(self, name: object) -> bool:
-        return name in self.modules
+        return name in self.modules or name in self.added
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.modules)
+        return iter({**self.modules, **self.added})
 
     def __len__(self) -> int:
-        return len(self.modules)
+        return len({**self.modules, **self.added})
 
 
 MODEL_TYPES = Rows(MODULES)
