@@ -20,6 +20,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The fields whose values are names, and the names that a flag may give. (A config.json may bring further ones.)"""
 
+PROJECTIONS = ("none", "before", "after", "unused")
+"""Where the projection from E to d stands: before positions are added, after the embedding's norm and dropout, or
+nowhere, its weights held all the same."""
+
+INNER_CHOICES: dict[str, tuple[str, ...]] = {
+    "qk_norm": ("", "rmsnorm", "layernorm"),
+    "embedding_projection": PROJECTIONS,
+    "classifier_tokens": ("all", "first"),
+}
+"""The same for fields that no flag states."""
+
 
 class ModelConfig(NamedTuple):
     """A Transformer's structure, complete: every field that the result depends on has its value.
@@ -129,9 +140,6 @@ class ModelConfig(NamedTuple):
 
 
 FIELDS = ModelConfig._fields
-PROJECTIONS = ("none", "before", "after", "unused")
-"""Where the projection from E to d stands: before positions are added, after the embedding's norm and dropout, or
-nowhere, its weights held all the same."""
 SIZE_FIELDS = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "layers", "encoder_layers", "decoder_layers", "vocab",
     "src_vocab", "max_positions",
@@ -176,8 +184,8 @@ def check(stated: Mapping[str, Any]) -> None:
         default = ModelConfig._field_defaults.get(field)
         if field in SIZE_FIELDS:
             size(flag(field), value)
-        elif field in CHOICES:
-            choice(flag(field), value, CHOICES[field])
+        elif field in CHOICES or field in INNER_CHOICES:
+            choice(flag(field), value, CHOICES.get(field) or INNER_CHOICES[field])
         elif field.endswith("dropout"):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
                 raise InputError(f"{flag(field)} must be a number from 0 to below 1, not {str(value)[:40]!r}")

@@ -195,11 +195,11 @@ def _mosaic(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
     return [("parameters", work, 2 * work, work), ("attention", square, 2 * square, square)]
 
 
-def _chinchilla(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
+def _chinchilla(facts: Facts, name: str = "chinchilla") -> list[tuple[str, Size, Size, Size]]:
     """Appendix F, forward per sequence; backward is twice that."""
     cfg, run = facts.cfg, facts.run
     n, d, width = run.seq_len, cfg.hidden, cfg.heads * cfg.head_dim
-    times, vocab = run.batch * facts.one_stack("chinchilla"), 0 if cfg.vocab is None else cfg.vocab
+    times, vocab = run.batch * facts.one_stack(name), 0 if cfg.vocab is None else cfg.vocab
     terms = [
         ("embedding", run.batch * 2 * n * vocab * d),
         ("query_key_value", times * 2 * 3 * n * d * width),
@@ -213,7 +213,7 @@ def _chinchilla(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
 
 
 def _chinchilla_a4(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
-    return [term for term in _chinchilla(facts) if term[0] not in ("embedding", "logits")]
+    return [term for term in _chinchilla(facts, "chinchilla-a4") if term[0] not in ("embedding", "logits")]
 
 
 def _bigscience(facts: Facts) -> list[tuple[str, Size, Size, Size]]:

@@ -18,6 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def shown(text: object, most: int = 120) -> str:
+    """Somebody's text inside a one-line message: escaped where it cannot be printed, cut from the left."""
+    line = str(text)
+    line = line if line.isprintable() else repr(line)[1:-1]
+    return line if len(line) <= most else "..." + line[-most:]
+
+
 class TfcostError(Exception):
     """The base: catch this to catch everything that tfcost raises on purpose."""
 
@@ -40,10 +47,10 @@ class UnknownName(InputError):
         from difflib import get_close_matches
 
         names = sorted(known)
-        close = get_close_matches(given, names, n=3, cutoff=0.5)
+        spelled = {name.lower(): name for name in reversed(names)}  # people do not mind the case of a name
+        close = [spelled[each] for each in get_close_matches(given.lower(), spelled, n=3, cutoff=0.5)]
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
-        shown = given if len(given) <= 60 else given[:57] + "..."
-        super().__init__(f"unknown {what} {shown!r}; {hint}")
+        super().__init__(f"unknown {what} '{shown(given, 60)}'; {hint}")
 
 
 class OutputError(TfcostError, OSError):

@@ -39,17 +39,16 @@ def embed(g: Graph, cfg: ModelConfig, run: Run, length: Size, table: Tensor | No
     shape = (run.batch, length, width)
     with g.scope("embedding"):
         if table is None:
-            x = g.tensor("input", ("b", "n", "d"), shape)
-        else:
-            x = ops.embedding(g, "token", ("b", "n", "d"), (run.batch, length, table.shape[1]), table)
-            if not late:
-                x = project(g, cfg, x)
+            return g.tensor("input", ("b", "n", "d"), (run.batch, length, cfg.hidden))
+        x = ops.embedding(g, "token", ("b", "n", "d"), (run.batch, length, table.shape[1]), table)
+        if not late:
+            x = project(g, cfg, x)
         if cfg.positions == "learned" and cfg.max_positions is not None:
             rows = g.weight(
                 "position/weight", ("p", "d"), (cfg.max_positions + cfg.position_offset, width), "embedding"
             )
             x = ops.add(g, "position_sum", x, ops.embedding(g, "position", ("b", "n", "d"), shape, rows))
-        elif cfg.positions == "sinusoidal" and table is not None:
+        elif cfg.positions == "sinusoidal":
             x = ops.add(g, "position_sum", x, g.tensor("position", ("n", "d"), shape[1:], grad=False))
         if cfg.type_vocab:
             types = g.weight("type/weight", ("t", "d"), (cfg.type_vocab, width), "embedding")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfcost.errors import ConfigError, UnknownName
+from tfcost.errors import ConfigError, UnknownName, shown
 from tfcost.model_types import COMMON_INERT, COMMON_MUST_BE, LABELS, MODEL_TYPES, Key, ModelType, Nested
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -44,53 +44,55 @@ class HFConfig(NamedTuple):
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; :class:`ConfigError` (one line) for anything that is not a plain, finite object."""
 
+    where = shown(path)
+
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)
         if len(result) < len(items):
             names = [name for name, _ in items]
             twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(f"{path}: the key {_short(twice)} stands twice")
+            raise ConfigError(f"{where}: the key {_short(twice)} stands twice")
         return result
 
     def number(text: str) -> int:
         if len(text) > MAX_DIGITS:
-            raise ConfigError(f"{path}: an integer of {len(text)} digits is not a size")
+            raise ConfigError(f"{where}: an integer of {len(text)} digits is not a size")
         return int(text)
 
     def real(text: str) -> float:
         value = float(text)
         if value in (float("inf"), float("-inf")):
-            raise ConfigError(f"{path}: {_short(text)} is not a finite number")
+            raise ConfigError(f"{where}: {_short(text)} is not a finite number")
         return value
 
     def constant(text: str) -> float:
-        raise ConfigError(f"{path}: {text} is not a finite number")
+        raise ConfigError(f"{where}: {text} is not a finite number")
 
     try:
         if path.is_dir():
             path = path / "config.json"
             if not path.is_file():
-                raise ConfigError(f"{path.parent}: the folder holds no config.json")
+                raise ConfigError(f"{shown(path.parent)}: the folder holds no config.json")
         if not path.is_file():
-            raise ConfigError(f"{path}: " + ("not a regular file" if path.exists() else "no such file"))
+            raise ConfigError(f"{where}: " + ("not a regular file" if path.exists() else "no such file"))
         if (size := path.stat().st_size) > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path}: {size:,} bytes is too large for a config.json")
+            raise ConfigError(f"{where}: {size:,} bytes is too large for a config.json")
         text = path.read_text(encoding="utf-8-sig")
         value = json.loads(text, object_pairs_hook=pairs, parse_int=number, parse_float=real, parse_constant=constant)
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+        raise ConfigError(f"{where}: not a text file in UTF-8") from None
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
+        raise ConfigError(f"{where}: nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+        raise ConfigError(f"{where}: not valid JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: a config.json holds an object, not {_kind(value)}")
+        raise ConfigError(f"{where}: a config.json holds an object, not {_kind(value)}")
     return value
 
 
@@ -227,10 +229,22 @@ def _from_wrapper(config: Mapping[str, Any], nested: Mapping[str, Any]) -> HFCon
         if inherited in config:
             inner.setdefault(inherited, config[inherited])
     if config.get("architectures") is not None:
-        inner["architectures"] = config["architectures"]
+        inner["architectures"] = _language_class(config["architectures"], inner.get("model_type"))
     read = from_hf(inner)
     outer = [key for key in config if key not in {*COMMON_INERT, *INHERITED, *WRAPPER_INERT}]
     return read._replace(ignored_keys=[f"text_config.{key}" for key in read.ignored_keys] + outer)
+
+
+def _language_class(architectures: Any, model_type: Any) -> Any:
+    """The class of the language model alone: with logits where the whole model generates text, bare where it is bare."""
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    row = MODEL_TYPES[model_type] if isinstance(model_type, str) and model_type in MODEL_TYPES else None
+    if not isinstance(name, str) or row is None or name in {**row.architectures, **row.renamed}:
+        return architectures
+    generates = name.endswith(("ForConditionalGeneration", "ForCausalLM", "LMHeadModel"))
+    if not generates and not name.endswith("Model"):
+        return architectures
+    return [next((known for known, head in row.architectures.items() if head["head"] is generates), name)]
 
 
 def _labels(row: ModelType, config: Mapping[str, Any]) -> int:

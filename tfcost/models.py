@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tfcost.config import ModelConfig, check, complete
 from tfcost.data_files import data_path
-from tfcost.errors import ConfigError, UnknownName
+from tfcost.errors import ConfigError, UnknownName, shown
 from tfcost.hf import from_hf, read_json
 
 
@@ -106,10 +106,6 @@ def load(path_or_name: str | os.PathLike[str]) -> Model:
         except (UnknownName, OSError):  # a name can be too long for a file
             if not os.path.exists(text):
                 if text.endswith(".json"):
-                    raise ConfigError(f"{text[:MAX_SHOWN]}: no such file") from None
+                    raise ConfigError(f"{shown(text)}: no such file") from None
                 raise UnknownName("model", text, preset_names()) from None
     return _from_config(text, read_json(Path(text)))
-
-
-MAX_SHOWN = 200
-"""Characters of a path that a message shows."""

@@ -194,8 +194,9 @@ def table_text(report: Report, width: int, colour: bool = True) -> str:
     for note in notes(report):
         page.write()
         page.paragraph(note, "yellow" if note.startswith("Remark") else None, further="  ")
-    page.write()
-    page.paragraph(assumptions_line(report), "dim", further="  ")
+    if line := assumptions_line(report):
+        page.write()
+        page.paragraph(line, "dim", further="  ")
     return page.text()
 
 

@@ -202,6 +202,8 @@ COUNTED = {
 def assumptions_line(report: Report) -> str:
     """What was assumed, in one line: what is counted, implementation, attention kernel, dtype, causal."""
     given = report.assumptions
+    if not given:
+        return ""
     if report.command in COUNTED:
         parts = [f"counts {COUNTED[report.command]}"]
     elif report.command == "conventions":
@@ -209,7 +211,8 @@ def assumptions_line(report: Report) -> str:
     else:
         parts = [f"counts {given['counts']}", f"leaves out {given['leaves_out']}", f"convention {given['convention']}"]
     if report.command != "params":
-        parts += [f"{key} {given[key]}" for key in ("implementation", "semantics", "attention", "dtype", "causal") if given[key]]
+        shown = ("implementation", "semantics", "attention", "dtype", "causal")
+        parts += [f"{key} {given[key]}" for key in shown if given[key]]
         if given["kernel"] == "math" != given["attention"]:
             parts.append("the math kernel runs: this flash kernel has no dropout")
     if "vocabulary" in given:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfcost.analysis import Point, point_of
 from tfcost.config import FIELDS, SIZE_FIELDS, flag
-from tfcost.convention import CONVENTIONS
+from tfcost.convention import CONVENTIONS, OpConvention
 from tfcost.errors import InputError
 from tfcost.models import Model, load
 from tfcost.report import Report
@@ -27,6 +27,8 @@ def conventions(point: Point) -> Report:
             # The message ends with the reason; before it stands the flag, which the row already names.
             rows.append(row | dict.fromkeys(COLUMNS) | {"leaves_out": str(error).partition(f"{name} ")[2]})
             continue
+        if isinstance(convention, OpConvention) and not convention.backward:
+            figures |= dict.fromkeys(("backward_flops", "train_flops", "hardware_flops", "train_flops_per_token"))
         rows.append(row | {key: figures[key] for key in COLUMNS} | {"leaves_out": convention.leaves_out})
     base = point.report("flops", "component", False)
     return Report(
@@ -54,7 +56,9 @@ def read_spec(spec: str) -> tuple[Model, dict[str, Any]]:
         field, equals, text = change.partition("=")
         field = field.strip().replace("-", "_")
         if not equals or field not in (*FIELDS, "layers"):
-            raise InputError(f"in {spec!r}: {change!r} is not FIELD=VALUE with a field such as layers, hidden, kv_heads")
+            raise InputError(
+                f"in {spec!r}: {change!r} is not FIELD=VALUE with a field such as layers, hidden, kv_heads"
+            )
         what_if[field] = _value(field, text.strip())
     return load(base), what_if
 

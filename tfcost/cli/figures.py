@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from tfcost.analysis import analyze
-from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
+from tfcost.analysis import analyze, point_of
+from tfcost.cli.options import ALL_CONVENTIONS, COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
 from tfcost.cli.output import emit, format_of
 from tfcost.config import ModelConfig
 from tfcost.errors import InputError
@@ -24,7 +24,7 @@ MAX_POINTS = 10_000
 
 def reports(command: str, model: str | None, values: dict[str, Any], flags: tuple[Flag, ...]) -> Report:
     """The report of one point, or of the grid that listed sizes span."""
-    keywords = {key: value for key, value in values.items() if key not in OUTPUT_KEYS}
+    keywords = {key: value for key, value in values.items() if key not in (*OUTPUT_KEYS, "conventions")}
     keywords.setdefault("formula", format_of(values) == "table")
     source = None if model is None else load(model)
     sizes = [flag.keyword for flag in flags if flag.kind == "counts" and flag.keyword in keywords]
@@ -80,6 +80,28 @@ HELP = {
 }
 
 
+def every_convention(model: str | None, values: dict[str, Any]) -> Report:
+    """One point's FLOPs by each named convention."""
+    from tfcost.side_by_side import conventions
+
+    for key in ("convention", "by", "formula"):
+        if key in values:
+            raise InputError(f"--conventions shows them all; --{key} does not go with it")
+    keywords = {key: value for key, value in values.items() if key not in (*OUTPUT_KEYS, "conventions")}
+    for flag in FLAGS:
+        if flag.kind == "counts" and flag.keyword in keywords:
+            if len(keywords[flag.keyword]) > 1:
+                raise InputError(f"--conventions needs one point; {flag.label} is a list")
+            keywords[flag.keyword] = keywords[flag.keyword][0]
+    return conventions(point_of(None if model is None else load(model), **keywords))
+
+
 def app(name: str) -> typer.Typer:
     """The app of one of the commands."""
-    return command_app(name, HELP[name], FLAGS, lambda model, values: emit(reports(name, model, values, FLAGS), values))
+
+    def action(model: str | None, values: dict[str, Any]) -> None:
+        side_by_side = values.get("conventions")
+        emit(every_convention(model, values) if side_by_side else reports(name, model, values, FLAGS), values)
+
+    flags = (*FLAGS, ALL_CONVENTIONS) if name == "flops" else FLAGS
+    return command_app(name, HELP[name], flags, action)

@@ -84,9 +84,7 @@ def explain(model: str | None, values: dict[str, Any]) -> Report:
     keywords = single(values, FLAGS)
     keywords.pop("by", None)
     source = None if model is None else load(model)
-    structure = {
-        key: value for key, value in keywords.items() if key not in ("batch", "seq_len", "src_len")
-    }
+    structure = {key: value for key, value in keywords.items() if key not in ("batch", "seq_len", "src_len")}
     forms = closed_forms(source, **structure)
     symbolic = steps(forms.analysis)
     rows = [_symbolic(step) for step in symbolic]

@@ -11,6 +11,9 @@ COMMANDS = {
     "params": ("tfcost.cli.figures", "parameters: total, embeddings, head, the rest"),
     "memory": ("tfcost.cli.figures", "memory: activations kept for backward, logits, weights"),
     "formula": ("tfcost.cli.formulas", "closed forms, and where attention overtakes the rest"),
+    "compare": ("tfcost.cli.listing", "models side by side, absolute and relative"),
+    "models": ("tfcost.cli.listing", "the presets, by name, family and size"),
+    "validate": ("tfcost.cli.validate", "every figure held against PyTorch on this machine"),
     "explain": ("tfcost.cli.formulas", "a walk through one layer, step by step"),
 }
 """Each command: the module whose app holds it, and what the overview says of it."""
@@ -114,6 +117,8 @@ def _usage(command: str, error: Exception) -> str:
         hint = f"did you mean {' or '.join(close[:3])}?" if close else f"tfcost {command} --help lists them"
         return f"unknown option {str(option)[:40]!r}; {hint}"
     message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    if message.startswith("Got unexpected extra argument"):
+        return f"unexpected argument {message.partition(' (')[2].rstrip('.)')}: a command takes one MODEL"
     if "requires an argument" in message:
         return HEADS if option == "-h" else f"{option} needs a value"
     return message[:1].lower() + message[1:].rstrip(".")

@@ -76,7 +76,7 @@ STRUCTURE = (
     _choice("ffn", "feed-forward: two matrices, or a gated three [default: mlp]"),
     _choice("activation", "the feed-forward's non-linearity [default: gelu]"),
     _choice("norm", "kind of norm [default: layernorm]"),
-    Flag("pre_norm", ("--pre-norm/--post-norm",), "switch", "norms before each branch, or after its sum [default: pre]"),
+    Flag("pre_norm", ("--pre-norm/--post-norm",), "switch", "norm before each branch, or after its sum [default: pre]"),
     Flag("final_norm", ("--final-norm/--no-final-norm",), "switch", "a norm after each stack [default: no]"),
     Flag("bias", ("--bias/--no-bias",), "switch", "biases in every linear layer and norm [default: yes]"),
     Flag("tied", ("--tied/--untied",), "switch", "the head shares the embedding's table, or not [default: tied]"),
@@ -98,6 +98,7 @@ COUNTING = (
     ),
     Flag("convention", ("--convention",), "text", "how FLOPs are counted [default: document]"),
 )
+ALL_CONVENTIONS = Flag("conventions", ("--conventions",), "switch", "every convention side by side")
 STORAGE = (
     Flag("dtype", ("--dtype",), "choice", "activations and weights [default: bf16]", ("bf16", "fp16", "fp32", "fp8")),
     Flag(
@@ -118,7 +119,9 @@ OUTPUT = (
     Flag("json", ("--json",), "switch", "short for --format json"),
     Flag("csv", ("--csv",), "switch", "short for --format csv"),
     Flag(
-        "output", ("-o", "--output"), "file",
+        "output",
+        ("-o", "--output"),
+        "file",
         "write to FILE, whole or not at all; its ending picks the format: .json .csv .md .tex .txt; - is stdout",
     ),
     Flag("quiet", ("--quiet",), "switch", "no warnings on stderr"),
@@ -127,7 +130,7 @@ OUTPUT = (
 GROUPS = {
     "The pass": PASS,
     "The model; with MODEL, a what-if": STRUCTURE,
-    "How FLOPs are counted": COUNTING,
+    "How FLOPs are counted": (*COUNTING, ALL_CONVENTIONS),
     "What is kept": STORAGE,
     "Rows": ROWS,
     "Output": OUTPUT,
@@ -155,7 +158,17 @@ def parse(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+class Argument(NamedTuple):
+    """What stands before the flags: how the usage writes it, its help, and whether there may be several."""
+
+    metavar: str
+    help: str
+    several: bool = False
+
+
 MODEL_HELP = "a preset (gpt2, llama-3-8b), a config.json or its folder; without it the flags describe the model"
+
+MODEL = Argument("[MODEL]", MODEL_HELP)
 
 NOTES = (
     "Sizes may be written 4096, 4_096, 4k (4000), 4Ki (4096), 2M, 10B; lists such as -N 1k,2k,4k give one row each. "
@@ -163,28 +176,37 @@ NOTES = (
 )
 
 
-def help_text(name: str, help: str, flags: tuple[Flag, ...], width: int) -> str:
+def grouped(flags: tuple[Flag, ...]) -> dict[str, list[Flag]]:
+    """A command's flags under their headings; a flag of its own stands under "Of this command"."""
+    headings = {flag.keyword: heading for heading, group in GROUPS.items() for flag in group}
+    found: dict[str, list[Flag]] = {heading: [] for heading in ("Of this command", *GROUPS)}
+    for flag in flags:
+        found[headings.get(flag.keyword, "Of this command")].append(flag)
+    return found
+
+
+def help_text(name: str, help: str, flags: tuple[Flag, ...], width: int, argument: Argument = MODEL) -> str:
     """What ``tfcost NAME --help`` prints: the flags in groups, nothing cut."""
     import textwrap
 
     width = min(max(width, 40), 100)
     column = 28 if width >= 70 else 6
 
-    def paragraph(text: str) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
+    def paragraph(text: str, first: str = "", further: str = "") -> list[str]:
+        return textwrap.wrap(
+            text, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+        )
 
     def entry(usage: str, meaning: str) -> list[str]:
-        indent = " " * column
-        lines = textwrap.wrap(meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        lines = paragraph(meaning, " " * column, " " * column)
         if len(usage) + 4 <= column and lines:
             lines[0] = f"  {usage}".ljust(column) + lines[0][column:]
             return lines
-        return [*textwrap.wrap(f"  {usage}", width, subsequent_indent="      ", break_on_hyphens=False), *lines]
+        return [*paragraph(usage, "  ", "      "), *lines]
 
-    lines = [f"Usage: tfcost {name} [MODEL] [options]", "", *paragraph(help), "", *entry("MODEL", MODEL_HELP)]
-    placed = {flag.keyword for group in GROUPS.values() for flag in group}
-    for heading, group in {**GROUPS, "Other": tuple(flag for flag in flags if flag.keyword not in placed)}.items():
-        here = [flag for flag in group if flag in flags]
+    usage = f"Usage: tfcost {name} {argument.metavar} [options]"
+    lines = [usage, "", *paragraph(help), "", *entry(argument.metavar.strip("[]"), argument.help)]
+    for heading, here in grouped(flags).items():
         if here:
             lines += ["", heading, *[line for flag in here for line in entry(flag.usage, flag.help)]]
         if heading == "Output":
@@ -193,9 +215,13 @@ def help_text(name: str, help: str, flags: tuple[Flag, ...], width: int) -> str:
 
 
 def command_app(
-    name: str, help: str, flags: tuple[Flag, ...], action: Callable[[str | None, dict[str, Any]], int | None]
+    name: str,
+    help: str,
+    flags: tuple[Flag, ...],
+    action: Callable[[Any, dict[str, Any]], int | None],
+    argument: Argument = MODEL,
 ) -> typer.Typer:
-    """The app of one command: an optional MODEL and these flags.
+    """The app of one command: an optional MODEL (or another ``argument``) and these flags.
 
     Its callback reads the flags (:func:`parse`) and returns what is left to do, ``action`` on what was read, for
     :mod:`tfcost.cli.main` to call outside the parser, which has its own ideas of errors and closed pipes. The
@@ -211,9 +237,10 @@ def command_app(
         def get_help(self, ctx: Any) -> str:
             import shutil
 
-            return help_text(name, help, flags, shutil.get_terminal_size().columns)
+            return help_text(name, help, flags, shutil.get_terminal_size().columns, argument)
 
-    parameters = [_parameter("model", Annotated[str | None, typer.Argument(metavar="[MODEL]")])]
+    given: Any = list[str] if argument.several else str
+    parameters = [_parameter("model", Annotated[given | None, typer.Argument(metavar=argument.metavar)])]
     for flag in flags:
         # Help and what a value may be are ours (help_text, parse): typer splits the command line.
         kind: Any = bool if flag.kind == "switch" else str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,12 @@ def format_of(values: dict[str, Any]) -> str:
     return asked.pop() if asked else "table"
 
 
-ASCII = str.maketrans(
-    {
-        "·": "*", "ᵀ": "^T", "√": "sqrt ", "⁻": "^-", "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#",
-        "▍": "-", "▎": "-", "▏": "-",
-    }
-    | {power: f"^{digit}" for digit, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
-)  # fmt: skip
+ASCII = str.maketrans({
+    "·": "*", "ᵀ": "^T", "√": "sqrt ", "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "-", "▎": "-", "▏": "-",
+})  # fmt: skip
 """How tables are written where the output's encoding has no such characters."""
+
+DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 
 def encoded(text: str, encoding: str, as_json: bool = False) -> bytes:
@@ -58,7 +57,11 @@ def encoded(text: str, encoding: str, as_json: bool = False) -> bytes:
             import json
 
             return "".join(char if char.isascii() else json.dumps(char)[1:-1] for char in text).encode(encoding)
-        return text.translate(ASCII).encode(encoding, "backslashreplace")
+        import re
+
+        # 4bN²d becomes 4bN^2*d: without the sign the d would seem to stand in the exponent.
+        powers = re.sub(r"([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)(?=(\w?))", lambda m: f"^{m[1].translate(DIGITS)}{'*' if m[2] else ''}", text)
+        return powers.translate(ASCII).encode(encoding, "backslashreplace")
 
 
 def write(text: str, output: str | None, as_json: bool = False) -> None:
@@ -123,14 +126,21 @@ def _replace(path: Path, data: bytes) -> None:
         raise
 
 
-def emit(report: Report, values: dict[str, Any]) -> None:
-    """A report in the format and to the place that were asked for; its warnings to stderr unless ``--quiet``."""
+Layout = Callable[[Report, int, bool], str]
+"""How a report becomes tables: of so many columns, in colour or not."""
+
+
+def emit(report: Report, values: dict[str, Any], layout: Layout | None = None) -> None:
+    """A report in the format and to the place that were asked for; its warnings to stderr unless ``--quiet``.
+
+    ``layout`` is the report's own way to be tables, where it is not :func:`tfcost.render.table_text`.
+    """
     form, output = format_of(values), values.get("output")
     to_file = output is not None and output != "-"
     if form == "table":
         from tfcost.render import table_text, width_of_output
 
-        text = table_text(report, width_of_output(to_file), colour=not to_file)
+        text = (layout or table_text)(report, width_of_output(to_file), not to_file)
     else:
         text = report.render(form)
     if to_file:

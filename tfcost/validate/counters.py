@@ -86,7 +86,7 @@ def torch_flops(module: nn.Module, inputs: Inputs) -> Flops:
             output = module(*inputs)
         backward = FlopCounterMode(display=False)
         with backward:
-            _loss(output).backward()
+            torch.autograd.backward(_loss(output))
     module.zero_grad(set_to_none=True)
     inclusive = {name: sum(counts.values()) for name, counts in forward.get_flop_counts().items()}
     root = type(module).__name__
@@ -210,7 +210,7 @@ def cuda_memory(step: Callable[[], Tensor], optimise: Callable[[], None], *, war
     if not torch.cuda.is_available():
         raise InputError("--torch-device cuda: no GPU was found; --torch-device cpu needs none")
     for _ in range(warm_up):
-        step().backward()
+        torch.autograd.backward(step())
         optimise()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -223,7 +223,7 @@ def cuda_memory(step: Callable[[], Tensor], optimise: Callable[[], None], *, war
     requested = _requested() - base_requested
     forward_peak = torch.cuda.max_memory_allocated() - base
     torch.cuda.reset_peak_memory_stats()
-    loss.backward()
+    torch.autograd.backward(loss)
     torch.cuda.synchronize()
     backward_peak = torch.cuda.max_memory_allocated() - base
     torch.cuda.reset_peak_memory_stats()

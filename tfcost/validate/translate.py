@@ -275,10 +275,11 @@ def plot_attention(maps: dict[str, tuple[Tensor, list[str], list[str]]], folder:
     written = []
     for kind, (weights, queries, keys) in maps.items():
         layers, heads = weights.shape[:2]
+        highest = weights.max().item()  # one scale per picture; a large model on a small task looks everywhere a little
         figure = Figure(figsize=(1 + 1.9 * heads, 0.8 + 1.9 * layers), layout="constrained")
         for i, row in enumerate(figure.subplots(layers, heads, squeeze=False)):
             for j, panel in enumerate(row):
-                image = panel.imshow(weights[i, j].numpy(), vmin=0, vmax=1, cmap="viridis")
+                image = panel.imshow(weights[i, j].numpy(), vmin=0, vmax=highest, cmap="viridis")
                 panel.set_title(f"layer {i}, head {j}", fontsize=8)
                 panel.set_xticks(range(len(keys)), keys, rotation=60, ha="right", fontsize=7)
                 panel.set_yticks(range(len(queries)), queries, fontsize=7)

@@ -1,0 +1,82 @@
+"""``tfcost validate``: every figure held against PyTorch, on the person's own machine."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import typer
+
+from tfcost.analysis import point_of
+from tfcost.cli.options import OUTPUT, PASS, STRUCTURE, Flag, command_app
+from tfcost.cli.output import emit
+from tfcost.errors import InputError, MissingExtra
+from tfcost.models import load
+
+FLAGS = (
+    *PASS,
+    *STRUCTURE,
+    Flag("dtype", ("--dtype",), "choice", "activations and weights [default: bf16]", ("bf16", "fp16", "fp32")),
+    Flag("quick", ("--quick",), "switch", "the beginning of the standard grid"),
+    Flag("torch_device", ("--torch-device",), "choice", "where to run [default: cpu]", ("cpu", "cuda")),
+    *OUTPUT,
+)
+
+OWN = ("quick", "torch_device", "format", "json", "csv", "output", "quiet")
+
+
+def validate(model: str | None, values: dict[str, Any]) -> int:
+    """Run the model, the sizes given or the standard grid; 1 where a figure differs."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtra("validate needs torch: pip install 'tfcost[torch]'") from None
+    given = {key: value for key, value in values.items() if key not in OWN}
+    if values.get("torch_device") == "cuda":
+        if model is not None or given:
+            raise InputError("--torch-device cuda records a fixed grid; it takes neither a MODEL nor sizes")
+        from tfcost.validate.gpu import record
+
+        emit(record(), values)
+        return 0
+    from tfcost.validate import run
+    from tfcost.validate.table import table_text
+
+    torch.set_num_threads(1)  # the cases are small: one thread is faster, and leaves the machine usable
+    notes: dict[str, Any] = {}
+    if model is None and not given:
+        cases = run.standard_cases(bool(values.get("quick")))
+    else:
+        cases, notes = chosen_cases(model, given)
+    report = run.validate(cases, notes, progress=True)
+    emit(report, values, table_text)
+    return 1 if report.totals["different"] else 0
+
+
+def chosen_cases(model: str | None, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The cases of a model scaled down to run here, or of the sizes that were given (each combination of lists)."""
+    from tfcost.validate.compare import Case, nearest, scaled_down
+
+    source = None if model is None else load(model)
+    dtype = given.pop("dtype", "bf16")
+    lists = {key: value for key, value in given.items() if isinstance(value, list)}
+    cases: list[Any] = []
+    notes: dict[str, Any] = {}
+    for point in product(*lists.values()):
+        keywords = given | dict(zip(lists, point, strict=True))
+        if source is None:
+            keywords.setdefault("layers", 1)
+        found = point_of(source, **keywords, dtype=dtype).analysis
+        plain, left_out = nearest(found.cfg)
+        run = found.run
+        if source is not None:
+            plain, run = scaled_down(plain, run)
+            notes = {"scaled_down": True, "left_out": left_out}
+        cases.append(Case(plain, run, dtype, fvcore=dtype == "fp32" and run.attention == "eager"))
+    return cases, notes
+
+
+def app(name: str) -> typer.Typer:
+    """The app of the command."""
+    help = "Hold predictions against PyTorch: your sizes, a model scaled down, or (with neither) the standard grid."
+    return command_app(name, help, FLAGS, validate)
