@@ -57,7 +57,7 @@ def test_null_differs_from_absent() -> None:
     assert complete(from_hf(small("mistral")).fields).window == 4096
     assert complete(from_hf(small("mistral", sliding_window=None)).fields).window is None
     assert complete(from_hf(small("llama", num_key_value_heads=None)).fields).kv_heads == 32
-    with pytest.raises(ConfigError, match="^hidden_size must be a positive integer, not null$"):
+    with pytest.raises(ConfigError, match="hidden_size must be a positive integer, not null"):
         from_hf(small("llama", hidden_size=None))
 
 
@@ -139,6 +139,20 @@ def test_text_config_is_followed_and_the_rest_is_reported() -> None:
     assert read.ignored_keys == ["text_config.odd", "vision_config"]
     assert read.fields["tied"] is True
     assert parameters(wrapper) == parameters({**text, "tie_word_embeddings": True})
+
+
+def test_the_whole_models_class_decides_the_language_models_head() -> None:
+    def architecture(name: str, model_type: str) -> str:
+        text = {"model_type": model_type, "architectures": ["Elsewhere"]}
+        return from_hf({"model_type": "whole", "architectures": [name], "text_config": text}).architecture
+
+    assert architecture("LlavaForConditionalGeneration", "llama") == "LlamaForCausalLM"
+    assert architecture("Mistral3ForConditionalGeneration", "mistral") == "MistralForCausalLM"
+    assert architecture("PaliGemmaModel", "gemma") == "GemmaModel"
+    assert architecture("Gemma3ForConditionalGeneration", "gemma3_text") == "Gemma3ForCausalLM"
+    assert architecture("LlamaForSequenceClassification", "llama") == "LlamaForSequenceClassification"
+    with pytest.raises(ConfigError, match="LlavaForImageTextRetrieval"):
+        architecture("LlavaForImageTextRetrieval", "llama")
 
 
 def test_quantization_is_read_where_understood_and_never_an_error() -> None:

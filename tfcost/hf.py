@@ -236,7 +236,7 @@ def _from_wrapper(config: Mapping[str, Any], nested: Mapping[str, Any]) -> HFCon
 
 
 def _language_class(architectures: Any, model_type: Any) -> Any:
-    """The class of the language model alone: with logits where the whole model generates text, bare where it is bare."""
+    """The class of the language model alone: with logits where the whole model generates text, else bare."""
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     row = MODEL_TYPES[model_type] if isinstance(model_type, str) and model_type in MODEL_TYPES else None
     if not isinstance(name, str) or row is None or name in {**row.architectures, **row.renamed}:

@@ -129,7 +129,10 @@ GPT2 = ModelType(
     fixed={**LEARNED, "bias": True},
     aliases=GPT2_NAMES,
     inert=SUMMARY
-    | names("layer_norm_epsilon n_ctx reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights"),
+    | names(
+        """layer_norm_epsilon n_ctx n_special predict_special_tokens reorder_and_upcast_attn
+        scale_attn_by_inverse_layer_idx scale_attn_weights"""
+    ),
     finish=_cross_attention,
 )
 
@@ -320,8 +323,14 @@ MPT = ModelType(
     nested={
         "attn_config": Nested(
             keys={"attn_pdrop": probability("attention_dropout", 0.0)},
-            inert=names("alibi_bias_max attn_impl attn_uses_sequence_id clip_qkv prefix_lm softmax_scale"),
-            must_be={"attn_type": ("multihead_attention",), "qk_ln": (False,), "alibi": (True,)},
+            inert=names(
+                """alibi_bias_max attn_impl attn_uses_sequence_id clip_qkv prefix_lm rope_dail_config rope_hf_config
+                rope_impl rope_theta softmax_scale"""
+            ),
+            must_be={
+                "attn_type": ("multihead_attention",), "qk_ln": (False,), "alibi": (True,), "rope": (False,),
+                "sliding_window_size": (-1,),
+            },
         )
     },
     architectures=decoder_heads("Mpt"),

@@ -87,8 +87,7 @@ def gpt_neo_pattern(values: Mapping[str, Any]) -> str:
     expanded: list[Any] = []
     for item in types:
         kinds, times = item if isinstance(item, list) and len(item) == 2 else (None, None)
-        good = isinstance(kinds, list) and isinstance(times, int)
-        if not good or not 0 <= times * len(kinds) <= MAX_LAYERS:
+        if not isinstance(kinds, list) or not isinstance(times, int) or not 0 <= times * len(kinds) <= MAX_LAYERS:
             raise ConfigError(
                 'attention_types must be like [[["global", "local"], 12]]: kinds, and how often they repeat, '
                 f"for {layers} layers"
