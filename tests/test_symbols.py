@@ -14,7 +14,7 @@ from strategies import LAW, Case, cases
 
 from tfcost import analyze, closed_form
 from tfcost.errors import InputError, UnknownName
-from tfcost.symbols import closed_forms, crossovers, plain, symbol, written
+from tfcost.symbols import closed_forms, crossovers, plain, ranges, symbol, written
 
 RATIOS = ("flops_per_token", "train_flops_per_token")
 FIGURE = {"flops": "flops", "params": "parameters", "memory": "bytes"}
@@ -75,7 +75,7 @@ def test_closed_forms_hold_for_every_convention(case, convention):
 SIZES = {
     "hidden": "d", "heads": "h", "kv_heads": "h_kv", "head_dim": "d_k", "ffn_hidden": "d_ff", "vocab": "V",
     "src_vocab": "V_src", "max_positions": "N_max", "layers": "l", "encoder_layers": "l_enc", "decoder_layers": "l_dec",
-    "embedding_size": "e",
+    "embedding_size": "e", "window": "w", "layer_sets": "l_w", "local_layers": "l_local",
 }  # fmt: skip
 QUANTITIES = (
     "parameters", "embedding_parameters", "head_parameters", "non_embedding_parameters", "forward_flops",
@@ -88,7 +88,7 @@ QUANTITIES = (
 @given(cases(), st.sampled_from(QUANTITIES), st.data())
 def test_one_closed_form_holds_at_all_sizes(case, quantity, data):
     """A form built on symbols alone, at sizes of which it knew nothing."""
-    fields = {key: value for key, value in case.fields.items() if key not in ("local_layers", "layer_sets", "window")}
+    fields = {**case.fields}
     depths = [field for field in ("layers", "encoder_layers", "decoder_layers") if field in fields]
     if len(depths) > 1:
         fields = {key: value for key, value in fields.items() if key not in ("encoder_layers", "decoder_layers")}
@@ -101,6 +101,8 @@ def test_one_closed_form_holds_at_all_sizes(case, quantity, data):
     for field in free:
         if field not in ("hidden", "heads", "kv_heads"):
             numbers[field] = data.draw(st.integers(1, 40))
+    if "local_layers" in fields:
+        numbers["layers"] += numbers["local_layers"]
     kv_heads = data.draw(st.integers(1, 4))
     numbers["heads"] = kv_heads * data.draw(st.integers(1, 4))
     numbers["hidden"] = numbers["heads"] * data.draw(st.integers(1, 9))
@@ -224,6 +226,17 @@ def test_a_window_has_no_crossover_and_a_mixed_stack_one_without_the_length_in_i
     assert lengths(attention="flash", window=64)["forward FLOPs"] is None
     mixed = lengths(attention="flash", window=64, local_layers=2, layers=4)["forward FLOPs"]
     assert mixed is None or symbol("N") not in mixed.free_symbols
+
+
+def test_a_windows_closed_form_is_given_for_each_range():
+    """N <= w: the square; N > w: a band of w keys per query."""
+    b, n, d, w, length, vocab = (symbol(name) for name in ("b", "N", "d", "w", "l", "V"))
+    found = ranges(closed_form(None, "forward_flops", attention="flash", window=w))
+    assert list(found) == ["N <= w", "N > w"]
+    linear = length * 24 * b * n * d**2 + 2 * b * n * d * vocab
+    assert sympy.expand(found["N <= w"] - linear - length * 4 * b * n**2 * d) == 0
+    assert sympy.expand(found["N > w"] - linear - length * 4 * b * n * w * d) == 0
+    assert ranges(closed_form(None, "forward_flops", window=w)) == {}  # eager: the full square
 
 
 def test_an_encoder_decoders_crossover_is_where_both_lengths_are_equal():

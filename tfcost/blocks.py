@@ -146,7 +146,8 @@ def _square(
     """The score square, step by step; ``keep=False`` inside a fused kernel, which keeps none of it."""
     keys = " ".join(key.axes)
     scores = ops.contract(
-        g, "scores", f"b n h g k, {keys} -> b h g n m", query, key, kind="scores", keep=keep, causal=causal, window=window
+        g, "scores", f"b n h g k, {keys} -> b h g n m", query, key, kind="scores", keep=keep, causal=causal,
+        window=window,
     )  # fmt: skip
     if cfg.attention_softcap:
         scores = ops.activation(g, "softcap", scores, "tanh", keep=keep)

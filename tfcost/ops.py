@@ -142,7 +142,7 @@ def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int
 def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int) -> tuple[Tensor, ...]:
     """The input and a statistic or two of each row: 2bNd + 8bN (LayerNorm, fp32 statistics), 2bNd + 4bN (RMSNorm).
 
-    Where RMSNorm is no kernel of its own: the fp32 input, the normed fp32 values before the scale and 1/rms, 8bNd + 4bN.
+    Where RMSNorm is no kernel of its own: the fp32 input, the normed fp32 values and 1/rms, 8bNd + 4bN.
     """
     rules = g.implementation
     rows = x.axes[:-axes], x.shape[:-axes]

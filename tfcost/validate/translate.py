@@ -146,7 +146,7 @@ def batch_loss(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
 
 
 def learning_rate(step: int, preset: Preset) -> float:
-    """``rate * min(step / warmup, 1)`` for steps from 1: a line up, then level, as a few hundred steps need no decay."""
+    """``rate * min(step / warmup, 1)`` for steps from 1: a line up, then level; a few hundred steps need no decay."""
     return preset.rate * min(step / preset.warmup, 1.0)
 
 
