@@ -102,7 +102,7 @@ def test_one_closed_form_holds_at_all_sizes(case, quantity, data):
         if field not in ("hidden", "heads", "kv_heads"):
             numbers[field] = data.draw(st.integers(1, 40))
     if "local_layers" in fields:
-        numbers["layers"] += numbers["local_layers"]
+        numbers["layers"] += numbers["local_layers"]  # the rest are global ones
     kv_heads = data.draw(st.integers(1, 4))
     numbers["heads"] = kv_heads * data.draw(st.integers(1, 4))
     numbers["hidden"] = numbers["heads"] * data.draw(st.integers(1, 9))
@@ -114,6 +114,8 @@ def test_one_closed_form_holds_at_all_sizes(case, quantity, data):
     letters = {free[field]: numbers[field] for field in free}
     letters |= {symbol("b"): lengths["batch"]}
     letters |= {symbol("T" if "src_len" in lengths else "N"): lengths["seq_len"]}
+    if "local_layers" in fields:
+        letters[symbol("l_global")] = numbers["layers"] - numbers["local_layers"]
     if "src_len" in lengths:
         letters[symbol("S")] = lengths["src_len"]
     assert form.subs(letters) == Case(numbers, {**run, **lengths}).totals()[quantity]

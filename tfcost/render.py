@@ -178,8 +178,10 @@ def _table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]])
     tallest = max(map(len, headers))
     add([[""] * (tallest - len(header)) + header for header in headers], "bold")
     for row in rows:
-        lines = [textwrap.wrap(text, widths[i], break_on_hyphens=False) for i, text in enumerate(row)]
-        add([lines[i] if i in wrapped else [text] for i, text in enumerate(row)])
+        add([
+            textwrap.wrap(text, widths[i], break_on_hyphens=False) if i in wrapped else [text]
+            for i, text in enumerate(row)
+        ])  # fmt: skip
 
 
 def _lines(page: Page, rows: Sequence[Sequence[str]]) -> None:
