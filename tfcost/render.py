@@ -272,6 +272,9 @@ def _with_forms(page: Page, columns: list[Column], rows: list[list[str]], header
 
 def _grid(page: Page, report: Report) -> None:
     """One row per combination; what does not fit beside the rest continues in a table below, with the same keys."""
+    if not report.rows:
+        page.write("none")
+        return
     names = report.columns()
     keys = [name for name in names if name in report.grid]
     cells = {name: [cell(row.get(name)) for row in report.rows] for name in names}
