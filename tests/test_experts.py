@@ -24,8 +24,9 @@ from torch import Tensor, nn  # noqa: E402
 class Mixture(nn.Module):
     """Router, top k, experts one after another, and a shared one with a gate of its own."""
 
-    def __init__(self, d: int, f: int, count: int, chosen: int, gated: bool, router: str, bias: bool, shared: int) -> None:
+    def __init__(self, count: int, chosen: int, gated: bool, router: str, bias: bool, shared: int) -> None:
         super().__init__()
+        d, f = 6, 7
         self.chosen, self.router_kind, self.gated = chosen, router, gated
         self.router = nn.Linear(d, count, bias)
         names = ("gate", "up", "down") if gated else ("up", "down")
@@ -35,8 +36,8 @@ class Mixture(nn.Module):
         )
         self.shared = None
         if shared:
-            self.shared = nn.ModuleDict({"gate": nn.Linear(d, shared, False), "up": nn.Linear(d, shared, False),
-                                         "down": nn.Linear(shared, d, False), "weight": nn.Linear(d, 1, False)})  # fmt: skip
+            shapes |= {"gate": (d, shared), "up": (d, shared), "down": (shared, d), "weight": (d, 1)}
+            self.shared = nn.ModuleDict({name: nn.Linear(*shape, False) for name, shape in shapes.items()})
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.view(-1, x.shape[-1])
@@ -79,15 +80,16 @@ def test_a_mixture_is_what_a_module_by_hand_computes_and_keeps(
 ) -> None:
     torch.manual_seed(0)
     fields = {
-        "hidden": 6, "heads": 1, "layers": 1, "experts": 5, "experts_per_token": 2, "expert_hidden": 7, "router": router,
-        "ffn": "glu" if gated else "mlp", "activation": "silu" if gated else "gelu", "expert_bias": bias,
+        "hidden": 6, "heads": 1, "layers": 1, "experts": 5, "experts_per_token": 2, "expert_hidden": 7,
+        "router": router, "ffn": "glu" if gated else "mlp", "activation": "silu" if gated else "gelu",
+        "expert_bias": bias,
         "router_bias": bias, "shared_expert_hidden": shared, "shared_expert_gate": bool(shared), "dropout": 0.0,
         "ffn_bias": False,
     }  # fmt: skip
     if shared and not gated:
         pytest.skip("the module by hand has a gated shared expert")
     cfg = complete(fields)
-    module = Mixture(6, 7, 5, 2, gated, router, bias, shared)
+    module = Mixture(5, 2, gated, router, bias, shared)
     agree(lambda g, x: experts.mixture(g, x, cfg), module, (3, 11, 6))
 
 
@@ -106,20 +108,20 @@ def test_gpt_oss_is_the_users_case() -> None:
 
 def test_closed_forms_have_all_experts_in_parameters_and_the_chosen_ones_in_flops() -> None:
     fields = {"experts": 8, "experts_per_token": 2, "ffn": "glu", "bias": False, "norm": "rmsnorm", "expert_hidden": 96}
-    b, n, d, e, k, w, l, h, v = [symbol(name) for name in ("b", "N", "d", "E", "k", "d_e", "l", "h", "V")]
+    b, n, d, e, k, w, layers, h, v = [symbol(name) for name in ("b", "N", "d", "E", "k", "d_e", "l", "h", "V")]
     routed = 6 * b * n * k * d * w + 2 * b * n * d * e
     form = closed_form(None, "forward_flops", **fields)
-    assert sympy.expand(form - l * (8 * b * n * d**2 + 4 * b * n**2 * d + routed) - 2 * b * n * d * v) == 0
+    assert sympy.expand(form - layers * (8 * b * n * d**2 + 4 * b * n**2 * d + routed) - 2 * b * n * d * v) == 0
     form = closed_form(None, "parameters", **fields)
-    assert sympy.expand(form - l * (4 * d**2 + d * e + 3 * e * d * w + 2 * d) - v * d) == 0
+    assert sympy.expand(form - layers * (4 * d**2 + d * e + 3 * e * d * w + 2 * d) - v * d) == 0
     form = closed_form(None, "active_parameters", **fields)
-    assert sympy.expand(form - l * (4 * d**2 + d * e + 3 * k * d * w + 2 * d) - v * d) == 0
+    assert sympy.expand(form - layers * (4 * d**2 + d * e + 3 * k * d * w + 2 * d) - v * d) == 0
     # Kept: a layer of attention and its norm; the second norm's input; the router's input and softmax; per slot the
     # token, three inner tensors and their product, what comes out, and its weight; the mask of the dropout after them.
     form = closed_form(None, "activation_bytes", **fields)
     kept = 11 * b * n * d + 5 * b * n**2 * h + 4 * b * n * d + 2 * b * n * d + 2 * b * n * e
     kept += 2 * b * n * k * (2 * d + 4 * w + 1) + b * n * d
-    assert sympy.expand(form - l * kept) == 0
+    assert sympy.expand(form - layers * kept) == 0
 
 
 def test_a_capacity_factor_sets_the_slots() -> None:
@@ -131,26 +133,26 @@ def test_a_capacity_factor_sets_the_slots() -> None:
     assert experts_of[1] * 4 == experts_of[0] * 5
     report = tfcost.analyze(**fields, capacity_factor="1.25")
     assert "capacity factor 1.25" in report.assumptions["routing"]
-    with pytest.raises(InputError, match="does not divide"):
+    with pytest.raises(InputError, match=r"does not divide"):
         tfcost.analyze(**{**fields, "experts": 7}, capacity_factor=1.25)
 
 
 @pytest.mark.parametrize("factor", [0, "x", -1, "", True, "1e3", "1.2.3"])
 def test_a_factor_that_is_none_is_refused(factor: Any) -> None:
-    with pytest.raises(InputError, match="--capacity-factor must be a positive number"):
+    with pytest.raises(InputError, match=r"--capacity-factor must be a positive number"):
         tfcost.analyze(hidden=16, heads=2, layers=1, experts=2, capacity_factor=factor)
 
 
 def test_more_chosen_than_there_are_is_refused() -> None:
-    with pytest.raises(InputError, match="^--experts-per-token 3 is more than --experts 2$"):
+    with pytest.raises(InputError, match=r"^--experts-per-token 3 is more than --experts 2$"):
         tfcost.analyze(hidden=16, heads=2, layers=1, experts=2, experts_per_token=3)
-    with pytest.raises(ConfigError, match="^num_experts_per_tok 9 is more than num_local_experts 8$"):
+    with pytest.raises(ConfigError, match=r"^num_experts_per_tok 9 is more than num_local_experts 8$"):
         from_hf({"model_type": "mixtral", "num_experts_per_tok": 9})
     with pytest.raises(ConfigError, match=r"^ffn_config\.moe_top_k 5 is more than ffn_config\.moe_num_experts 4$"):
         from_hf({"model_type": "dbrx", "ffn_config": {"moe_top_k": 5}})
-    with pytest.raises(ConfigError, match="^num_experts_per_tok is null or missing"):
+    with pytest.raises(ConfigError, match=r"^num_experts_per_tok is null or missing"):
         from_hf({"model_type": "deepseek_v2"})
-    with pytest.raises(InputError, match="^--experts-per-token needs --experts"):
+    with pytest.raises(InputError, match=r"^--experts-per-token needs --experts"):
         tfcost.analyze("gpt2", experts_per_token=2)
 
 

@@ -44,6 +44,10 @@ def resolved(case: Case) -> SimpleNamespace:
     m.table = m.embedding_size if m.projected else m.hidden  # width of the token table
     m.rows = m.table if m.projected and m.embedding_projection == "after" else m.hidden  # of positions, types, norm
     m.back = m.projected and m.output_projection
+    if m.vocab is None:
+        # The input is the hidden vectors themselves: no tables, and nothing that is done to embeddings.
+        m.type_vocab, m.embedding_norm, m.embedding_dropout = 0, False, 0.0
+        m.positions = None if m.positions == "learned" else m.positions
     return m
 
 
@@ -389,6 +393,32 @@ def test_the_documents_decoder_with_half_its_square():
 def test_bytes_of_all_layers(fields, expected):
     assert equal(closed_form(None, "activation_bytes", **fields), layer_count * expected)
     assert equal(closed_form(None, "activation_bytes_per_layer", **fields), expected)
+
+
+@pytest.mark.parametrize(("fields", "expected"), [
+    # Two LayerNorms keep a mean and a 1/deviation per token: in fp32 on a GPU, in bf16 on a CPU.
+    ({}, 34 * b * N * d + 5 * b * N**2 * h + 16 * b * N),
+    ({"semantics": "cpu"}, 34 * b * N * d + 5 * b * N**2 * h + 8 * b * N),
+    # ReLU keeps its output, which the next product keeps anyway.
+    ({"activation": "relu"}, 26 * b * N * d + 5 * b * N**2 * h + 16 * b * N),
+    ({"activation": "relu", "dropout": 0.0}, 24 * b * N * d + 2 * b * N**2 * h + 16 * b * N),
+    ({"dropout": 0.0}, 32 * b * N * d + 2 * b * N**2 * h + 16 * b * N),
+    # The inner dropout adds its mask.
+    ({"ffn_dropout": 0.1}, 38 * b * N * d + 5 * b * N**2 * h + 16 * b * N),
+    # nn.RMSNorm keeps 2bNd + 4bN on a GPU, 8bNd + 4bN on a CPU; there are two.
+    ({"norm": "rmsnorm"}, 30 * b * N * d + 5 * b * N**2 * h + 2 * (2 * b * N * d + 4 * b * N)),
+    ({"norm": "rmsnorm", "semantics": "cpu"}, 30 * b * N * d + 5 * b * N**2 * h + 2 * (8 * b * N * d + 4 * b * N)),
+    # A GPU's flash kernel keeps 24 bytes of random state.
+    ({"attention": "flash"}, 34 * b * N * d + 4 * b * N * h + 16 * b * N + 24),
+])  # fmt: skip
+def test_bytes_of_a_layer_as_our_own_module_keeps_them(fields, expected):
+    """The design's figures for ``--implementation reference``; test_reference and test_counters measure them."""
+    assert equal(closed_form(None, "activation_bytes_per_layer", implementation="reference", **fields), expected)
+
+
+def test_an_implementation_changes_neither_flops_nor_parameters():
+    for quantity in ("parameters", "train_flops", "attention_flops"):
+        assert closed_form(None, quantity, implementation="reference") == closed_form(None, quantity)
 
 
 def test_a_final_norm_keeps_its_input_and_has_2d_parameters():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from random import Random
 from typing import Any
 
 import pytest
-from hf_configs import TYPES
+from hf_configs import TYPES, configs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tfcost.blocks import Run
 from tfcost.config import complete
@@ -26,8 +29,9 @@ pytestmark = [pytest.mark.transformers, pytest.mark.filterwarnings("ignore")]
 EXTRA = {
     # Keys that modeling code reads from a config that has them, without a field or a default in its class.
     "gpt_neo": {"attention_layers"}, "qwen2": {"head_dim"}, "phi": {"head_dim"}, "phi3": {"head_dim"},
-    "gemma3_text": {"sliding_window_pattern"}, "mobilebert": {"true_hidden_size"}, "t5": {"is_gated_act", "dense_act_fn"},
-    "mt5": {"is_gated_act", "dense_act_fn"}, "qwen2_moe": {"head_dim"}, "qwen3_moe": {"head_dim"},
+    "gemma3_text": {"sliding_window_pattern"}, "mobilebert": {"true_hidden_size"},
+    "t5": {"is_gated_act", "dense_act_fn"}, "mt5": {"is_gated_act", "dense_act_fn"}, "qwen2_moe": {"head_dim"},
+    "qwen3_moe": {"head_dim"},
 } | {
     # Keys of older classes that say how long a sequence may be, where today's has no limit.
     "bloom": {"seq_length", "n_inner"},
@@ -93,9 +97,37 @@ def test_no_row_says_a_key_twice(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_model_of_defaults(model_type: str) -> None:
     """No key at all: the class's own default model, built on the meta device."""
-    keys = {} if model_type == "gpt_neo" else NEEDED.get(model_type, {})
-    read = from_hf({"model_type": model_type, **keys})
+    assert_as_large({} if model_type == "gpt_neo" else NEEDED.get(model_type, {}), model_type)
+
+
+INDEPENDENT = {
+    "vocab", "max_positions", "ffn_hidden", "type_vocab", "relative_buckets", "ffn_count", "decoder_layers", "window",
+}  # fmt: skip
+"""Fields whose sizes need not fit the others'."""
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_sizes_that_are_left_out(model_type: str) -> None:
+    """Some keys at random, the others at the class's defaults, on the meta device."""
+
+    @settings(max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(configs(model_type), st.randoms())
+    def holds(config: dict[str, Any], random: Random) -> None:
+        keys = MODEL_TYPES[model_type].keys
+        for name in [name for name, key in keys.items() if key.field in INDEPENDENT and random.random() < 0.5]:
+            config.pop(name, None)
+        architecture = config.pop("architectures")[0]
+        tied = {} if model_type == "dbrx" else {"tie_word_embeddings": True}  # DBRX refuses a tie
+        assert_as_large({**config, **tied}, model_type, architecture)
+
+    holds()
+
+
+def assert_as_large(config: dict[str, Any], model_type: str, architecture: str | None = None) -> None:
+    """Both count as many parameters."""
+    read = from_hf({**config, "model_type": model_type, "architectures": [architecture] if architecture else None})
     graph = build(complete(read.fields), Run(1, 8, 8 if "encoder-decoder" in str(read.fields["arch"]) else None))
+    keys = {name: value for name, value in config.items() if name != "model_type"}
     with torch.device("meta"):
         model = getattr(transformers, read.architecture)(config_class(model_type)(**keys))
     assert sum(w.numel * w.copies for w in weights_of(graph.ops)) == sum(p.numel() for p in model.parameters())

@@ -91,7 +91,8 @@ def theirs(config: Config, cfg: ModelConfig, run: Run) -> tuple[int, int]:
     keys = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
     if "id2label" in keys:
         keys["id2label"] = dict(keys["id2label"])
-    made = transformers.CONFIG_MAPPING[config["model_type"]](**keys, attn_implementation="eager", experts_implementation="eager")
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    made = transformers.CONFIG_MAPPING[config["model_type"]](**keys, **eager)
     made.eos_token_id, made.decoder_start_token_id = EOS, TOKEN
     local = 0 if cfg.window is None else cfg.decoder_layers if cfg.local_layers is None else cfg.local_layers
     assert (cfg.window, local) == windows(made, cfg)

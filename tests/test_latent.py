@@ -141,16 +141,16 @@ def test_closed_forms_of_both_ways() -> None:
 
 
 def test_what_latent_attention_needs() -> None:
-    with pytest.raises(InputError, match="^latent attention needs --kv-rank, --rope-dim$"):
+    with pytest.raises(InputError, match=r"^latent attention needs --kv-rank, --rope-dim$"):
         tfcost.analyze(hidden=8, heads=2, layers=1, attention_kind="latent")
-    with pytest.raises(InputError, match="^--rope-dim 9 is more than --head-dim 4$"):
+    with pytest.raises(InputError, match=r"^--rope-dim 9 is more than --head-dim 4$"):
         tfcost.analyze(hidden=8, heads=2, layers=1, attention_kind="latent", kv_rank=4, rope_dim=9)
-    with pytest.raises(ConfigError, match="^num_key_value_heads 2 is not supported"):
+    with pytest.raises(ConfigError, match=r"^num_key_value_heads 2 is not supported"):
         from_hf({"model_type": "deepseek_v3", "num_key_value_heads": 2})
     for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"):
         with pytest.raises(ConfigError, match=f"^{key} must be a positive integer, not null$"):
             from_hf({"model_type": "deepseek_v3", key: None})
-    with pytest.raises(ConfigError, match="moe_layer_freq 2 is not supported"):
+    with pytest.raises(ConfigError, match=r"moe_layer_freq 2 is not supported"):
         from_hf({"model_type": "deepseek_v3", "moe_layer_freq": 2})
 
 

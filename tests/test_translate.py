@@ -193,9 +193,9 @@ def test_pad_vocabulary_and_learning_rate():
     assert vocabulary.decode(vocabulary.encode(["b", "x", "a"])) == ["b", "<unk>", "a"]
     preset = PRESETS["full"]
     rates = [learning_rate(step, preset) for step in range(1, 400)]
-    assert max(rates) == rates[preset.warmup - 1] == preset.rate
     assert rates[0] == preset.rate / preset.warmup
-    assert rates[4 * preset.warmup - 1] == pytest.approx(preset.rate / 2)
+    assert rates[preset.warmup // 2 - 1] == pytest.approx(preset.rate / 2)
+    assert rates[preset.warmup - 1] == rates[-1] == max(rates) == preset.rate
 
 
 def test_only_an_encoder_decoder_translates():

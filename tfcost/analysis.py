@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -25,13 +25,12 @@ from tfcost.implementation import implementation as implementation_named
 from tfcost.models import DOCUMENT_MODEL, Model, load
 from tfcost.ops import EXPERT_AXIS
 from tfcost.report import Report
+from tfcost.rows import BY, Item, items, rows
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 """Bytes of an activation or weight element per ``--dtype``."""
 
 ATTENTION = ("eager", "flash", "math")
-BY = ("total", "component", "op", "layer")
-MAX_LAYER_ROWS = 10_000
 DEFAULT_SEQ_LEN = 2048
 
 FLOPS_TOTALS = (
@@ -50,15 +49,6 @@ TOTALS = {"flops": FLOPS_TOTALS, "params": PARAMS_TOTALS, "memory": MEMORY_TOTAL
 
 PER_TOKEN = ("flops_per_token", "train_flops_per_token")
 """Ratios, per target token; the only totals that are floats."""
-
-
-class Item(NamedTuple):
-    """Something at a path that the model has ``copies`` times, with its figures for one of them."""
-
-    path: str
-    copies: Size
-    figures: dict[str, Size]
-    note: dict[str, Any]
 
 
 class Options(NamedTuple):
@@ -242,94 +232,12 @@ class Analysis:
         return self.with_ratios(self.flops, self.options.convention)
 
     def items(self, command: str) -> list[Item]:
-        """What the rows of a command sum: priced ops, parameters, or tensors at the end of a forward pass."""
-        if command == "params":
-            return [Item(w.path, w.copies, {"parameters": w.numel}, {"shape": list(w.shape)}) for w in self.weights]
-        if command == "flops":
-            lines = self.lines(self.options.convention, self.options.causal == "half")
-            return [
-                Item(line.path, line.copies, {"macs": line.macs, "flops": line.forward}, {})
-                for line in lines
-                if not (isinstance(line.forward, int) and line.forward == 0)
-            ]
-        layers, head = self.split_saved()
-        kept = [
-            Item(
-                f"{saved.op.path}/{_leaf(saved)}",
-                saved.copies,
-                {"bytes": saved.tensor.bytes},
-                {"tensor": saved.tensor.path, "shape": list(saved.tensor.shape), "itemsize": saved.tensor.itemsize},
-            )
-            for saved in (*layers, *head)
-        ]
-        weights = {"bytes": self.parameters["parameters"] * self.options.itemsize}
-        return [*kept, Item("weights", 1, weights, {})]
-
-    def component(self, path: str) -> str:
-        """The block that a path belongs to: one step below the repetition or the stack that it stands in."""
-        prefix = max((r.path for r in self.graph.repeats if path.startswith(r.path + "/")), key=len, default="")
-        if not prefix:
-            prefix = next((stack for stack in ("encoder", "decoder") if path.startswith(stack + "/")), "")
-        rest = path[len(prefix) + 1 :] if prefix else path
-        step = rest.partition("/")[0]
-        return f"{prefix}/{step}" if prefix else step
+        """What the rows of a command sum (:mod:`tfcost.rows`)."""
+        return items(self, command)
 
     def rows(self, command: str, by: str) -> list[dict[str, Any]]:
-        """The rows of a report: items grouped by total, component, op or layer. They sum to the command's total."""
-        items = self.items(command)
-        if by == "op":
-            return [_row(item.path, [item], item.note) for item in items]
-        if by == "layer":
-            return self._layer_rows(items)
-        key: Callable[[str], str] = self.component if by == "component" else (lambda _: "total")
-        groups: dict[str, list[Item]] = {}
-        for item in items:
-            groups.setdefault(key(item.path), []).append(item)
-        return [_row(name, group, {}) for name, group in groups.items()]
-
-    def layer_groups(self, items: list[Item]) -> list[tuple[str, Size, list[Item]]]:
-        """Items grouped for ``by="layer"``: (path, how many such rows, the items of one), in the order of the model.
-
-        What the layers share is created once: it stands in a row of its own, not in the first layer's.
-        """
-        groups: dict[str, tuple[Size, list[Item]]] = {}
-        for item in items:
-            repeat = next((r for r in self.graph.repeats if item.path.startswith(r.path + "/")), None)
-            if repeat is None:
-                groups.setdefault(self.component(item.path), (1, []))[1].append(item)
-            elif item.copies == repeat.times:
-                groups.setdefault(repeat.path, (repeat.times, []))[1].append(item._replace(copies=1))
-            else:
-                groups.setdefault(f"{repeat.path}/shared", (1, []))[1].append(item)
-        return [(path, times, group) for path, (times, group) in groups.items()]
-
-    def _layer_rows(self, items: list[Item]) -> list[dict[str, Any]]:
-        if (count := sum(r.times for r in self.graph.repeats)) > MAX_LAYER_ROWS:
-            raise InputError(f"--by layer would print {count:,} rows; at most {MAX_LAYER_ROWS:,}: use --by component")
-        repeated = {r.path for r in self.graph.repeats}
-        return [
-            _row(f"{path}/{index}" if path in repeated else path, group, {})
-            for path, times, group in self.layer_groups(items)
-            for index in range(times)
-        ]
-
-
-def _leaf(saved: Saved) -> str:
-    """How a row names a tensor beside the op that keeps it: by what made it, or ``output`` where the op itself did."""
-    return "output" if saved.tensor.path == saved.op.path else saved.tensor.path.rpartition("/")[2]
-
-
-def _row(path: str, items: list[Item], note: Mapping[str, Any]) -> dict[str, Any]:
-    """One row: figures of one copy (``..._each``) and of all, where the items have one count; else counted as one."""
-    count = items[0].copies
-    same = all(item.copies == count for item in items)
-    row: dict[str, Any] = {"path": path, "count": count if same else 1}
-    names = list(items[0].figures)
-    for name in names:
-        parts = [(1 if same else item.copies, item.figures[name]) for item in items]
-        row[f"{name}_each"] = None if any([part is None for _, part in parts]) else sum([n * part for n, part in parts])
-    row[names[-1]] = row["count"] * row[f"{names[-1]}_each"]
-    return row | dict(note)
+        """The rows of a report, grouped by total, component, op or layer; they sum to the command's total."""
+        return rows(self, command, by)
 
 
 def _inputs(cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src_len: int | None) -> Run:
@@ -421,7 +329,7 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
     assumptions = {
         "convention": options.convention.name, "implementation": options.implementation.name,
         "semantics": options.implementation.semantics or None, "attention": asked,
-        "kernel": kernel(asked, cfg.attention_dropout, options.implementation), "dtype": options.dtype,
+        "kernel": kernel(asked, cfg, options.implementation, options.itemsize), "dtype": options.dtype,
         "causal": options.causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
         "ignored_keys": list(ignored_keys),
     }  # fmt: skip

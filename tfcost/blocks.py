@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tfcost import ops
 from tfcost.config import ModelConfig
+from tfcost.errors import InputError
 from tfcost.graph import Graph, Size, Tensor, Work, div
 from tfcost.implementation import Implementation
 
@@ -125,12 +126,12 @@ def attend(g: Graph, query: Tensor, key: Tensor, value: Tensor, cfg: ModelConfig
     Eager and math compute and keep the full square whatever the mask or window, as PyTorch does. Flash visits
     ``least(m, window)`` keys per query, and keeps no score.
     """
-    runs = kernel(run.attention, cfg.attention_dropout, g.implementation)
-    if runs == "flash":
+    runs = kernel(run.attention, cfg, g.implementation, g.itemsize)
+    if runs in ("flash", "efficient"):
         visited = None if square.window is None else ("m", square.window)
         out = _square(g, query, key, value, cfg, square, keep=False, window=visited)
         macs = next(op.forward.macs for op in reversed(g.ops) if op.kind == "scores")
-        return ops.fused_attention(g, "flash", query, key, value, out, Work(macs))
+        return ops.fused_attention(g, runs, query, key, value, out, Work(macs))
     if runs == "eager":
         return _square(g, query, key, value, cfg, square)
     batch, _, kv_heads, group, _ = query.shape
@@ -147,14 +148,24 @@ def attend(g: Graph, query: Tensor, key: Tensor, value: Tensor, cfg: ModelConfig
     return ops.cast(g, "attended", out, out.axes, out.shape)
 
 
-def kernel(attention: str, dropout: float, implementation: Implementation) -> str:
-    """The kernel that runs where ``attention`` was asked for.
+def kernel(attention: str, cfg: ModelConfig, implementation: Implementation, itemsize: Size) -> str:
+    """The kernel that runs where ``attention`` was asked for: ``eager``, ``flash``, ``efficient`` or ``math``.
 
-    A flash kernel without dropout (a CPU's) leaves a model that has attention dropout to the math kernel. In the
-    document's accounting math is eager.
+    A flash kernel without dropout (a CPU's) leaves a model that has attention dropout to the math kernel. A GPU's takes
+    neither fp32 (the memory-efficient kernel runs, or with grouped heads, which that has not, math) nor heads wider
+    than 256 or not a multiple of 8, which PyTorch pads: those raise :class:`InputError`. In the document's accounting
+    flash is flash, and math is eager.
     """
-    if attention == "flash" and dropout and not implementation.fused_dropout:
+    if attention == "flash" and cfg.attention_dropout and not implementation.fused_dropout:
         return "math"
+    if attention == "flash" and implementation.semantics == "cuda":
+        if itemsize == ops.FP32_BYTES:
+            return "efficient" if cfg.kv_heads == cfg.heads else "math"
+        if isinstance(cfg.head_dim, int) and (cfg.head_dim % 8 or cfg.head_dim > 256):
+            raise InputError(
+                f"--head-dim {cfg.head_dim}: a GPU's flash kernel takes multiples of 8 up to 256, and PyTorch pads or "
+                "falls back, which the reference does not model; use --attention eager or --implementation document"
+            )
     return "eager" if attention == "math" and not implementation.math_in_fp32 else attention
 
 

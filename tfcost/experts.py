@@ -22,7 +22,7 @@ def slots(cfg: ModelConfig, tokens: Size) -> Size:
         return routed
     whole, _, part = cfg.capacity_factor.partition(".")
     scaled, parts = int(whole + part) * routed, 10 ** len(part)
-    each = div(scaled, parts * cfg.experts, f"{parts} times --capacity-factor times routed tokens", f"{parts} times --experts")
+    each = div(scaled, parts * cfg.experts, "routed tokens times --capacity-factor", "--experts (both scaled alike)")
     return each * cfg.experts
 
 

@@ -155,7 +155,7 @@ def encoder_decoder(g: Graph, cfg: ModelConfig, run: Run) -> None:
     With one vocabulary the embedding is one table for source, target and (tied) head, as in the paper's section 3.4.
     BART untied (``separate_tables``) has a table per stack and keeps the shared one without a use.
     """
-    shared = cfg.src_vocab is None and not cfg.separate_tables
+    shared = cfg.src_vocab is None and (cfg.tied or not cfg.separate_tables)
     common = token_table(g, cfg, cfg.vocab) if cfg.src_vocab is None else None
     with g.scope("encoder"):
         source = common if shared else token_table(g, cfg, cfg.vocab if cfg.src_vocab is None else cfg.src_vocab)

@@ -2,8 +2,8 @@
 
 An axis size is a Python int or a symbolic expression; nothing here (nor in :mod:`tfcost.ops`, :mod:`tfcost.blocks` and
 :mod:`tfcost.families`) knows which. Built on ints the graph gives exact numbers; built on symbols, closed forms. The
-only operations are ``+``, ``-``, ``*``, powers with a fixed exponent, and the two functions below: :func:`div` and
-:func:`least`.
+only operations are ``+``, ``-``, ``*``, powers with a fixed exponent, and the three functions below: :func:`div`,
+:func:`least` and :func:`round_up`.
 
 A tensor, weights included, is counted once, where it is created. Work is counted in multiply-accumulates and in
 elements touched, never in FLOPs: the factor 2 lives in :mod:`tfcost.convention`.
@@ -43,6 +43,14 @@ def least(a: Size, b: Size) -> Size:
     if isinstance(a, int):
         return least(b, a)
     raise GraphError(f"least() has no rule for {type(a).__name__}")
+
+
+@singledispatch
+def round_up(a: Size, multiple: int) -> Size:
+    """The smallest multiple of ``multiple`` that is not below ``a`` (kernels that pad). Symbolic: as :func:`least`."""
+    if isinstance(a, int):
+        return a + -a % multiple
+    raise GraphError(f"round_up() has no rule for {type(a).__name__}")
 
 
 class Work(NamedTuple):
@@ -144,12 +152,16 @@ class Op:
 
 
 class Repeat(NamedTuple):
-    """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``."""
+    """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``.
+
+    ``shares_weights``: fewer sets of weights exist than runs (ALBERT).
+    """
 
     path: str
     times: Size
     start: int
     stop: int
+    shares_weights: bool = False
 
 
 class Graph:
@@ -273,7 +285,7 @@ class Graph:
             if any(kept is left for op in self.ops[start:] for kept in op.saves):
                 # It would be the next repetition's input under a second name, and be counted twice.
                 raise GraphError(f"{self.path('')} keeps its own output")
-            self.repeats.append(Repeat(self._prefix[:-1], times, start, len(self.ops)))
+            self.repeats.append(Repeat(self._prefix[:-1], times, start, len(self.ops), weight_copies is not None))
             return self.tensor("output", left.axes, left.shape, left.itemsize, left.grad)
 
 

@@ -200,12 +200,12 @@ def architecture_of(model_type: str, row: ModelType, config: Mapping[str, Any]) 
 def from_hf(config: Mapping[str, Any]) -> HFConfig:
     """Read a config: its ``model_type`` names the row of :data:`tfcost.model_types.MODEL_TYPES` that understands it."""
     model_type = config.get("model_type")
+    if not isinstance(model_type, (str, type(None))):
+        raise ConfigError(f"model_type must be a string, not {_short(model_type)}")
     if isinstance(nested := config.get("text_config"), dict) and model_type not in MODEL_TYPES:
         return _from_wrapper(config, nested)
     if model_type is None:
         raise ConfigError("the config has no model_type")
-    if not isinstance(model_type, str):
-        raise ConfigError(f"model_type must be a string, not {_short(model_type)}")
     if model_type not in MODEL_TYPES:
         raise UnknownName("model_type", model_type, MODEL_TYPES)
     row = MODEL_TYPES[model_type]
@@ -229,10 +229,22 @@ def _from_wrapper(config: Mapping[str, Any], nested: Mapping[str, Any]) -> HFCon
         if inherited in config:
             inner.setdefault(inherited, config[inherited])
     if config.get("architectures") is not None:
-        inner["architectures"] = config["architectures"]
+        inner["architectures"] = _language_class(config["architectures"], inner.get("model_type"))
     read = from_hf(inner)
     outer = [key for key in config if key not in {*COMMON_INERT, *INHERITED, *WRAPPER_INERT}]
     return read._replace(ignored_keys=[f"text_config.{key}" for key in read.ignored_keys] + outer)
+
+
+def _language_class(architectures: Any, model_type: Any) -> Any:
+    """The class of the language model alone: with logits where the whole model generates text, else bare."""
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    row = MODEL_TYPES[model_type] if isinstance(model_type, str) and model_type in MODEL_TYPES else None
+    if not isinstance(name, str) or row is None or name in {**row.architectures, **row.renamed}:
+        return architectures
+    generates = name.endswith(("ForConditionalGeneration", "ForCausalLM", "LMHeadModel"))
+    if not generates and not name.endswith("Model"):
+        return architectures
+    return [next((known for known, head in row.architectures.items() if head["head"] is generates), name)]
 
 
 def _labels(row: ModelType, config: Mapping[str, Any]) -> int:

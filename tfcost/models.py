@@ -30,6 +30,8 @@ class Model(NamedTuple):
         return complete(overridden(self.stated, what_if))
 
 
+LISTED_BY = "tfcost models"
+
 DOCUMENT_MODEL = Model("", {}, from_config=False)
 """No model: the flags describe the document's."""
 
@@ -74,7 +76,7 @@ def preset(name: str) -> Model:
     path = data_path("models", f"{wanted}.json")
     if not path.is_file():  # most names are a file's own, and need no look into the others
         if wanted not in preset_names():
-            raise UnknownName("model", name, preset_names())
+            raise UnknownName("model", name, preset_names(), LISTED_BY)
         path = preset_files()[preset_names()[wanted]]
     entry = read_json(path)
     origin = {"source": entry["source"], "published_parameters": entry.get("published_parameters")}
@@ -107,5 +109,5 @@ def load(path_or_name: str | os.PathLike[str]) -> Model:
             if not os.path.exists(text):
                 if text.endswith(".json"):
                     raise ConfigError(f"{shown(text)}: no such file") from None
-                raise UnknownName("model", text, preset_names()) from None
+                raise UnknownName("model", text, preset_names(), LISTED_BY) from None
     return _from_config(text, read_json(Path(text)))

@@ -14,7 +14,7 @@ from functools import cache
 from math import prod
 
 from tfcost.errors import GraphError
-from tfcost.graph import NO_WORK, Graph, Size, Tensor, Work, least
+from tfcost.graph import NO_WORK, Graph, Size, Tensor, Work, least, round_up
 
 MASK_BYTES = 1
 """A dropout mask is a bool tensor: one byte per element (torch.native_dropout; Korthikanti et al. 2022, 4.1)."""
@@ -203,7 +203,7 @@ def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int
 def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int) -> tuple[Tensor, ...]:
     """The input and a statistic or two of each row: 2bNd + 8bN (LayerNorm, fp32 statistics), 2bNd + 4bN (RMSNorm).
 
-    Where RMSNorm is no kernel of its own, the fp32 input, the normed fp32 values before the scale and 1/rms: 8bNd + 4bN.
+    Where RMSNorm is no kernel of its own: the fp32 input, the normed fp32 values and 1/rms, 8bNd + 4bN.
     """
     rules = g.implementation
     rows = x.axes[:-axes], x.shape[:-axes]
@@ -311,14 +311,25 @@ def fused_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, out: T
 
     Dao et al. 2022, arXiv:2205.14135: backward recomputes the scores from Q and K, ``scores`` MACs, which is neither
     model nor (by the field's usage) hardware FLOPs; so that work is reported in a row of its own. The dropout mask is
-    drawn again from the same random state rather than kept.
+    drawn again from the same random state rather than kept. ``name`` is the kernel's: "flash" or "efficient".
     """
+    rules = g.implementation
     with g.scope(name):
-        axes = tuple([axis for axis in q.axes if axis != q.axes[-1]])
-        saves: tuple[Tensor, ...] = (q, k, v, out, g.tensor("log_sum_exp", axes, q.shape[:-1], FP32_BYTES, grad=False))
-        if g.implementation.rng_state_bytes:
-            saves += (g.tensor("random_state", ("r",), (g.implementation.rng_state_bytes,), 1, grad=False),)
+        axes, rows = q.axes[:-1], q.shape[:-1]
+        state = rules.rng_state_bytes
+        if name == "efficient":
+            rows, state = (rows[0], round_up(rows[1], EFFICIENT_ROWS), *rows[2:]), EFFICIENT_STATE
+        saves: tuple[Tensor, ...] = (q, k, v, out, g.tensor("log_sum_exp", axes, rows, FP32_BYTES, grad=False))
+        if state:
+            saves += (g.tensor("random_state", ("r",), (state,), 1, grad=False),)
     return g.add("fused_attention", name, (q, k, v), out, saves=saves, recompute=scores)
+
+
+EFFICIENT_ROWS = 32
+"""The memory-efficient kernel pads the rows of its log-sum-exp (kAlignLSE, ATen/native/transformers/cuda)."""
+
+EFFICIENT_STATE = 16
+"""Its random state: seed and offset, 8 bytes each."""
 
 
 def cross_entropy(g: Graph, name: str, logits: Tensor) -> Tensor:

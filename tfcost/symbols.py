@@ -14,13 +14,19 @@ from tfcost.analysis import ATTENTION, Analysis, Options, options_of
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig, choice
 from tfcost.errors import UnknownName
-from tfcost.graph import Size, least
+from tfcost.graph import Size, least, round_up
 from tfcost.models import DOCUMENT_MODEL, Model, load
+from tfcost.rows import layer_groups
 
 
 @least.register(Expr)
 def _(a: Expr, b: Size) -> Expr:
     return sympy.Min(a, b)
+
+
+@round_up.register(Expr)
+def _(a: Expr, multiple: int) -> Expr:
+    return multiple * sympy.ceiling(a / multiple)
 
 
 def symbol(name: str) -> Symbol:
@@ -31,19 +37,21 @@ def symbol(name: str) -> Symbol:
 FIELD_SYMBOLS = {
     "hidden": "d", "heads": "h", "kv_heads": "h_kv", "head_dim": "d_k", "ffn_hidden": "d_ff", "vocab": "V",
     "src_vocab": "V_src", "max_positions": "N_max", "encoder_layers": "l_enc", "decoder_layers": "l_dec",
-    "experts": "E", "experts_per_token": "k", "expert_hidden": "d_e", "shared_expert_hidden": "d_s",
-    "query_rank": "d_q", "kv_rank": "d_c", "rope_dim": "d_r", "value_dim": "d_v",
+    "window": "w", "embedding_size": "e", "bottleneck": "t", "layer_sets": "l_w", "local_layers": "l_local",
+    "dense_layers": "l_dense", "experts": "E", "experts_per_token": "k", "expert_hidden": "d_e",
+    "shared_expert_hidden": "d_s", "query_rank": "d_q", "kv_rank": "d_c", "rope_dim": "d_r", "value_dim": "d_v",
 }  # fmt: skip
 """The symbol of each size of a model. Equal depths are both ``l``."""
 
 OPTIONAL = (
-    "vocab", "src_vocab", "max_positions", "experts", "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim",
+    "vocab", "src_vocab", "max_positions", "window", "embedding_size", "bottleneck", "layer_sets", "experts",
+    "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim",
 )  # fmt: skip
 """Sizes that a model may lack: None, or 0."""
 
 LETTERS = (
-    "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "V",
-    "V_src", "N_max",
+    "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "w",
+    "t", "e", "V", "V_src", "N_max",
 )  # fmt: skip
 """The order in which a product's letters are written: bNd, bN²h, bNdV."""
 
@@ -77,7 +85,17 @@ def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
         changes["value_dim"] = changes["head_dim"] if cfg.value_dim == cfg.head_dim else name("value_dim")
     stacks = [field for field in ("encoder_layers", "decoder_layers") if field.partition("_")[0] in cfg.arch]
     equal = all(getattr(cfg, field) == getattr(cfg, stacks[0]) for field in stacks)
-    changes |= {field: name(field, "l" if equal else "") for field in stacks}
+    if cfg.window is not None and cfg.local_layers is not None:
+        # Two kinds of layers are two numbers of layers.
+        rest = symbol("l_global")
+        values[rest] = getattr(cfg, stacks[0]) - cfg.local_layers
+        changes |= {"local_layers": name("local_layers"), stacks[0]: name("local_layers") + rest}
+    elif cfg.dense_layers is not None:
+        rest = symbol("l_sparse")
+        values[rest] = getattr(cfg, stacks[0]) - cfg.dense_layers
+        changes |= {"dense_layers": name("dense_layers"), stacks[0]: name("dense_layers") + rest}
+    else:
+        changes |= {field: name(field, "l" if equal else "") for field in stacks}
     return cfg._replace(**changes), values
 
 
@@ -124,7 +142,7 @@ class ClosedForms:
             return [plain(row[f"{figure}_each"]) for row in self.analysis.rows(self.command, self.by)]
         sums = {
             path: plain(sum(item.copies * item.figures[figure] for item in group))
-            for path, _, group in self.analysis.layer_groups(self.analysis.items(self.command))
+            for path, _, group in layer_groups(self.analysis, self.analysis.items(self.command))
         }
         return [sums[path if (path := row["path"]) in sums else path.rpartition("/")[0]] for row in rows]
 
@@ -148,7 +166,7 @@ def plain(value: Size) -> Formula:
     return formula
 
 
-DEPTHS = tuple(symbol(name) for name in ("l", "l_enc", "l_dec"))
+DEPTHS = tuple(symbol(name) for name in ("l", "l_enc", "l_dec", "l_local", "l_global", "l_dense", "l_sparse", "l_w"))
 
 
 @cache
@@ -210,6 +228,33 @@ def closed_form(model: str | os.PathLike[str] | Model | None, quantity: str, **o
     return found[quantity]
 
 
+def ranges(value: Expr) -> dict[str, Expr]:
+    """A closed form with a window's ``min(N, w)``, as one without for each range: N <= w and N > w.
+
+    Empty where there is no window.
+    """
+    windows = value.atoms(sympy.Min)
+    if not windows:
+        return {}
+    within, beyond = {}, {}
+    conditions: tuple[list[str], list[str]] = ([], [])
+    for least_of in sorted(windows, key=str):
+        length = next(each for each in least_of.args if each.is_Symbol and str(each) in LENGTHS)
+        window = next(each for each in least_of.args if each != length)
+        within[least_of], beyond[least_of] = length, window
+        conditions[0].append(f"{length} <= {window}")
+        conditions[1].append(f"{length} > {window}")
+    return {
+        " and ".join(conditions[0]): by_layers(value.xreplace(within)),
+        " and ".join(conditions[1]): by_layers(value.xreplace(beyond)),
+    }
+
+
+def beyond_windows(value: Expr) -> Expr:
+    """A closed form for lengths beyond every window."""
+    return list(ranges(value).values())[-1] if ranges(value) else value
+
+
 class Crossover(NamedTuple):
     """The length at which a layer's quadratic part has grown to its linear part; None where one of them is zero."""
 
@@ -218,16 +263,21 @@ class Crossover(NamedTuple):
 
 
 def crossovers(forms: ClosedForms) -> list[Crossover]:
-    """Where the score square overtakes the rest of a layer: FLOPs at N = 6d, saved bytes at N = 34d/(5h)."""
+    """Where the score square overtakes the rest of a layer: FLOPs at N = 6d, saved bytes at N = 34d/(5h).
+
+    Of a model that has layers with and without a window, a layer without; with windows alone no square grows.
+    """
     analysis = forms.analysis
     n = symbol("N")
     same = {symbol("T"): n, symbol("S"): n}
-    inside = tuple(repeat.path + "/" for repeat in analysis.graph.repeats)
+    paths = [repeat.path for repeat in analysis.graph.repeats]
+    unlimited = [path for path in paths if path.endswith("global_layer")]
+    inside = tuple(path + "/" for path in unlimited or paths)
     flops = sum(item.figures["flops"] for item in analysis.items("flops") if item.path.startswith(inside))
     kept = sum(item.figures["bytes"] for item in analysis.items("memory") if item.path.startswith(inside))
     found = []
     for what, total in (("forward FLOPs", flops), ("bytes kept for backward", kept)):
-        expression = sympy.expand(sympy.sympify(total)).subs(same)
+        expression = sympy.expand(beyond_windows(sympy.sympify(total)).subs(same))
         square, linear = expression.coeff(n, 2), expression.coeff(n, 1)
         found.append(Crossover(what, None if square == 0 or linear == 0 else sympy.cancel(linear / square)))
     return found

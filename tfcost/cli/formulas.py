@@ -62,8 +62,19 @@ def formula(model: str | None, values: dict[str, Any]) -> Report:
     name = None if source is None else source.name
     return Report(
         "formula", {"name": name} | {key: _plain(value) for key, value in forms.analysis.cfg._asdict().items()}, {},
-        assumptions, {}, lambda: table, lambda: forms, (), (), {"crossovers": crossing},
+        assumptions, {}, lambda: table, lambda: forms, (), (), {"crossovers": crossing, "ranges": by_range(forms)},
     )  # fmt: skip
+
+
+def by_range(forms: Any) -> list[dict[str, Any]]:
+    """The totals that a window bounds, per range of lengths (:func:`tfcost.symbols.ranges`)."""
+    from tfcost.symbols import plain, ranges
+
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in forms.totals().items():
+        for where, expression in ranges(value).items():
+            found.setdefault(where, {})[key] = plain(expression)
+    return [{"where": where, "formulas": formulas} for where, formulas in found.items()]
 
 
 def _number(length: Any, values: dict[Any, Any]) -> int | float | None:

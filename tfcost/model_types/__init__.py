@@ -13,34 +13,41 @@ from tfcost.model_types.spec import COMMON_INERT, COMMON_MUST_BE, LABELS, Key, M
 __all__ = ["COMMON_INERT", "COMMON_MUST_BE", "LABELS", "MODEL_TYPES", "Key", "ModelType", "Nested"]
 
 MODULES = {
-    "gpt": "gpt2 gpt_bigcode gpt_neo gptj gpt_neox bloom opt falcon RefinedWebModel RefinedWeb mpt",
+    "gpt": "gpt2 gpt_bigcode gpt_neo gptj gpt_neox bloom opt falcon RefinedWeb RefinedWebModel mpt",
     "llama": "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3",
     "experts": "mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 gpt_oss granitemoe dbrx",
     "encoders": "bert roberta xlm-roberta camembert distilbert electra albert mobilebert",
     "encoder_decoders": "t5 mt5 bart mbart",
 }
-"""Each module and the model types whose rows it has, in its ``TYPES``."""
+"""The module that holds each row: a command reads one model, and loads one module."""
 
 
-class _Rows(Mapping[str, ModelType]):
-    """The rows by name, each module imported when it is first needed."""
+class Rows(Mapping[str, ModelType]):
+    """Rows by model type, each loaded from its module when it is first asked for."""
 
-    def __init__(self) -> None:
-        self._modules = {name: module for module, names in MODULES.items() for name in names.split()}
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self.modules = {name: module for module, names in modules.items() for name in names.split()}
+        self.added: dict[str, ModelType] = {}
+
+    def add(self, name: str, row: ModelType) -> None:
+        """A row for a further model type; nothing else is needed for its configs to be read."""
+        self.added[name] = row
 
     def __getitem__(self, name: str) -> ModelType:
-        types: dict[str, ModelType] = import_module(f"{__name__}.{self._modules[name]}").TYPES
-        return types[name]
+        if name in self.added:
+            return self.added[name]
+        row: ModelType = import_module(f"{__name__}.{self.modules[name]}").TYPES[name]
+        return row
 
     def __contains__(self, name: object) -> bool:
-        return name in self._modules
+        return name in self.modules or name in self.added
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        return iter({**self.modules, **self.added})
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len({**self.modules, **self.added})
 
 
-MODEL_TYPES: Mapping[str, ModelType] = _Rows()
+MODEL_TYPES = Rows(MODULES)
 """Every ``model_type`` that tfcost understands, with its row."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfcost.errors import ConfigError
-from tfcost.model_types.gpt import ROTARY
 from tfcost.model_types.spec import (
     NO_HEAD,
     ROPE,
+    ROTARY,
     SCORE,
     Key,
     ModelType,
@@ -89,7 +89,7 @@ LLAMA = ModelType(
     },
     architectures=decoder_heads("Llama"),
     fixed=LLAMA_LIKE,
-    inert=ROPE | names("max_sequence_length pretraining_tp rms_norm_eps"),
+    inert=ROPE | names("is_llama_config max_sequence_length pretraining_tp rms_norm_eps"),
     finish=_llama,
     renamed={"LLaMAForCausalLM": "LlamaForCausalLM"},
 )
@@ -237,8 +237,8 @@ PHI3 = ModelType(
     architectures=decoder_heads("Phi3"),
     fixed={**ROTARY, "norm": "rmsnorm", "ffn": "glu", "bias": False},
     # The class has embd_pdrop and does not apply it.
-    inert=ROPE | names("embd_pdrop rms_norm_eps"),
-    must_be={"attention_bias": (False,), "mlp_bias": (False,)},
+    inert=ROPE | names("embd_pdrop full_attn_mod interpolate_factor rms_norm_eps"),
+    must_be={"attention_bias": (False,), "mlp_bias": (False,), "lm_head_bias": (False,)},
 )
 
 TYPES: dict[str, ModelType] = {

@@ -107,11 +107,11 @@ COMMON_INERT = names(
     _flash_attn_2_enabled _name_or_path name_or_path _num_labels architectures assistant_confidence_threshold
     assistant_lookbehind auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
     chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff eta_cutoff
+    encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id eos_token_ids epsilon_cutoff eta_cutoff
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
     id2label initializer_range is_encoder_decoder label2id length_penalty max_length min_length model_type name
     no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams num_labels
-    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id prefix
+    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id padding prefix
     problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
     suppress_tokens target_lookbehind task_specific_params temperature tf_legacy_loss tie_last_hidden_states
     tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
@@ -144,6 +144,10 @@ def decoder_heads(prefix: str) -> dict[str, Mapping[str, Any]]:
         f"{prefix}ForCausalLM": LM_HEAD, f"{prefix}Model": NO_HEAD, f"{prefix}ForSequenceClassification": SCORE,
     }  # fmt: skip
 
+
+PRE_NORM: Mapping[str, Any] = {"arch": "decoder", "pre_norm": True, "final_norm": True}
+ROTARY: Mapping[str, Any] = {**PRE_NORM, "positions": "rotary"}
+"""What most decoders share."""
 
 ROPE = names(
     """rope_theta rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings rope_ratio

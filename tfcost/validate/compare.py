@@ -139,6 +139,11 @@ def nearest(cfg: ModelConfig) -> tuple[ModelConfig, list[str]]:
     return plain, [field for field in other if field != "model_type"]
 
 
+def cpu_kernel(case: Case) -> str:
+    """The attention kernel that a CPU runs in this case."""
+    return kernel(case.run.attention, case.cfg, REFERENCE["cpu"], Options(case.dtype).itemsize)
+
+
 def reference_options(cfg: ModelConfig) -> dict[str, Any]:
     """The arguments that make the reference module a model."""
     options = {field: getattr(cfg, field) for field in OPTIONS}
@@ -239,7 +244,7 @@ def check(case: Case) -> list[Check]:
 def _flops_checks(case: Case, analysis: Analysis, measured: counters.Flops) -> list[Check]:
     exact = analysis.priced_by(DOCUMENT)
     uncounted, reason, note = 0, "", ""
-    if kernel(case.run.attention, case.cfg.attention_dropout, REFERENCE["cpu"]) == "flash":
+    if cpu_kernel(case) == "flash":
         # FlopCounterMode has formulas for the CUDA kernels only (torch 2.13, utils/flop_counter.py).
         uncounted = exact["attention_flops"]
         reason = f"{-uncounted:+,} attention (backward twice that), which PyTorch does not count here"
@@ -316,7 +321,7 @@ def by_op(case: Case) -> list[OpRow]:
     """Op by op: layers summed, so that ``layer.0.mlp.up`` and ``layer.1.mlp.up`` are ``layer/mlp/up``."""
     analysis = predict(case)
     fused = case.run.attention != "eager"
-    flash = kernel(case.run.attention, case.cfg.attention_dropout, REFERENCE["cpu"]) == "flash"
+    flash = cpu_kernel(case) == "flash"
     torch.manual_seed(0)
     module, inputs = build(case), inputs_of(case)
     with _kernel(case):
