@@ -92,7 +92,7 @@ def project_heads(
     group = div(cfg.heads, heads_kv, "-h/--heads", "--kv-heads")
     bias = cfg.attention_bias
     query = ops.linear(g, "query", "b n d, d h g k -> b n h g k", x, (x.shape[-1], heads_kv, group, width), bias)
-    key = ops.linear(g, "key", "b m d, d h k -> b m h k", source, (source.shape[-1], heads_kv, width), bias)
+    key = ops.linear(g, "key", "b m d, d h k -> b m h k", source, (source.shape[-1], heads_kv, width), bias and cfg.key_bias)
     value = ops.linear(g, "value", "b m d, d h k -> b m h k", values, (values.shape[-1], heads_kv, width), bias)
     if cfg.qk_norm:
         query = ops.norm(g, "query_norm", query, cfg.qk_norm, cfg.qk_norm == "layernorm")
@@ -242,6 +242,8 @@ def residual(g: Graph, name: str, x: Tensor, cfg: ModelConfig, branch: Callable[
     With ``sandwich_norm`` what the branch returns is normed too, before it is added (Gemma 2, arXiv:2408.00118).
     """
     out = branch(norm(g, f"{name}_norm", x, cfg) if cfg.pre_norm else x)
+    if cfg.layer_scale:
+        out = ops.scale(g, f"{name}_scale", out)
     if cfg.sandwich_norm:
         out = norm(g, f"{name}_output_norm", out, cfg)
     out = ops.add(g, f"{name}_residual", x, out)

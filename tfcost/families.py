@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from tfcost import blocks, ops
@@ -191,18 +192,33 @@ def finish(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor | None) -> None:
     head(g, cfg, x, table)
 
 
-FAMILIES: dict[str, Callable[[Graph, ModelConfig, Run], None]] = {
+Family = Callable[[Graph, ModelConfig, Run], None]
+
+FAMILIES: dict[str, Family | tuple[str, str]] = {
     "decoder": single_stack,
     "encoder": single_stack,
     "encoder-decoder": encoder_decoder,
+    "image": ("tfcost.images", "image"),
+    "windows": ("tfcost.images", "windows"),
+    "towers": ("tfcost.towers", "towers"),
+    "speech": ("tfcost.speech", "speech"),
 }
-"""The function that builds each ``arch``."""
+"""The function that builds each family (a model without one is of its ``arch``), or where it is: module and name."""
+
+
+def family(name: str) -> Family:
+    """The function of a family; its module is imported when a model first needs it."""
+    if name not in FAMILIES:
+        raise GraphError(f"no family builds {name!r}")
+    found = FAMILIES[name]
+    if isinstance(found, tuple):
+        module, function = found
+        found = FAMILIES[name] = getattr(import_module(module), function)
+    return found
 
 
 def build(cfg: ModelConfig, run: Run, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> Graph:
     """The op graph of one forward pass of a model, with what this implementation keeps."""
-    if cfg.arch not in FAMILIES:
-        raise GraphError(f"no family builds arch {cfg.arch!r}")
     g = Graph(itemsize, implementation)
-    FAMILIES[cfg.arch](g, cfg, run)
+    family(cfg.family or cfg.arch)(g, cfg, run)
     return g
