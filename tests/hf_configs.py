@@ -46,7 +46,18 @@ def sizes(draw: Draw, heads: int, width: int) -> dict[str, Any]:
         "vocab": draw(st.integers(8, 60)), "max_positions": draw(st.integers(16, 40)),
         "type_vocab": draw(st.integers(1, 4)), "embedding_size": draw(st.sampled_from([4, heads * width])),
         "relative_buckets": 2 * draw(st.integers(2, 20)), "window": draw(st.integers(1, 12)),
-        "ffn_count": draw(st.integers(1, 4)),
+        "ffn_count": draw(st.integers(1, 4)), **expert_sizes(draw),
+        "query_rank": draw(st.integers(1, 6)), "kv_rank": 2 * draw(st.integers(1, 3)),
+        "rope_dim": 2 * draw(st.integers(1, 3)), "value_dim": draw(st.integers(1, 6)),
+    }  # fmt: skip
+
+
+def expert_sizes(draw: Draw) -> dict[str, Any]:
+    """The sizes of a mixture of experts."""
+    experts = draw(st.integers(1, 5))
+    return {
+        "experts": experts, "experts_per_token": draw(st.integers(1, experts)),
+        "expert_hidden": draw(st.integers(1, 9)), "shared_expert_hidden": draw(st.integers(1, 9)),
     }  # fmt: skip
 
 
@@ -98,6 +109,8 @@ UNKNOWN_ALIASES = {
     "falcon": ("n_head", "n_layer", "n_head_kv"),
     # With this name for num_layers the class gives a decoder whose depth is left out its default depth.
     "t5": ("num_hidden_layers",), "mt5": ("num_hidden_layers",),
+    # OpenAI's name, which stands beside the other; a width that the feed-forward's config does not follow.
+    "gpt_oss": ("experts_per_token",), "dbrx": ("hidden_size",),
 }  # fmt: skip
 """Aliases that the classes of today do not have, or do not follow."""
 
@@ -231,10 +244,67 @@ def _bart(draw: Draw, config: Config) -> None:
     config["decoder_ffn_dim"] = draw(st.integers(1, 30))
 
 
+def _qwen2_moe(draw: Draw, config: Config) -> None:
+    _sparse(draw, config)
+    config["sliding_window"] = config["sliding_window"] or 3
+    _layer_types(draw, config)
+    _null_is_absent(draw, config)
+
+
+def _sparse(draw: Draw, config: Config) -> None:
+    layers = config["num_hidden_layers"]
+    config["decoder_sparse_step"] = draw(st.integers(1, 3))
+    config["mlp_only_layers"] = draw(st.none() | st.lists(st.integers(0, layers), max_size=3))
+    config["output_router_logits"] = False  # of layers that may all be dense
+
+
+def _qwen3_moe(draw: Draw, config: Config) -> None:
+    _sparse(draw, config)
+    _null_is_absent(draw, config)
+
+
+def _deepseek(draw: Draw, config: Config) -> None:
+    # The classes insist on heads that divide the width, which they do here, and on a top k.
+    del config["num_key_value_heads"]
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    config["qk_nope_head_dim"] = 2 * draw(st.integers(1, 3))
+    config["first_k_dense_replace"] = draw(st.integers(0, 4))
+    config["n_shared_experts"] = draw(st.integers(1, 3))
+    config["n_group"] = config["topk_group"] = 1
+    config.pop("topk_method", None)
+    config["v_head_dim"] = config["v_head_dim"] or 3
+    config["num_experts_per_tok"] = config["num_experts_per_tok"] or 1
+    config["moe_intermediate_size"] = config["moe_intermediate_size"] or 2
+    # The group limit of the third version takes two of each group's experts.
+    if config["n_routed_experts"] == 1:
+        config["n_routed_experts"] = 2
+
+
+def _gpt_oss(draw: Draw, config: Config) -> None:
+    _gemma2(draw, config)
+
+
+def _granitemoe(draw: Draw, config: Config) -> None:
+    config["num_local_experts"] = config["num_local_experts"] or 4
+    config["num_experts_per_tok"] = draw(st.integers(1, config["num_local_experts"]))
+
+
+def _dbrx(draw: Draw, config: Config) -> None:
+    divisors = [each for each in range(1, config["n_heads"] + 1) if config["n_heads"] % each == 0]
+    # The class reads a rope_theta of the attention, for which it has no default.
+    config["attn_config"] = {"rope_theta": 1e4, "kv_n_heads": draw(st.sampled_from(divisors)), "clip_qkv": 8.0}
+    experts = expert_sizes(draw)
+    config["ffn_config"] = draw(st.sampled_from([{"ffn_act_fn": {"name": "gelu"}}, {}])) | {
+        "ffn_hidden_size": experts["expert_hidden"], "moe_num_experts": experts["experts"],
+        "moe_top_k": experts["experts_per_token"], "moe_normalize_expert_weights": draw(st.sampled_from([None, 1.0])),
+    }  # fmt: skip
+
+
 VALID: dict[str, Callable[[Draw, Config], None]] = {
     "gpt_neo": _gpt_neo, "gpt_bigcode": _gpt_bigcode, "gptj": _gptj, "bloom": _bloom, "falcon": _falcon, "mpt": _mpt,
     "qwen2": _qwen2, "qwen3": _layer_types, "gemma2": _gemma2, "mistral": _mistral, "gemma3_text": _gemma3, "phi": _phi,
     "phi3": _null_is_absent, "bert": _decoder_flags, "electra": _decoder_flags, "roberta": _roberta,
     "xlm-roberta": _roberta, "camembert": _roberta, "albert": _albert, "mobilebert": _mobilebert, "t5": _t5, "mt5": _t5,
-    "bart": _bart, "mbart": _bart,
+    "bart": _bart, "mbart": _bart, "mixtral": _mistral, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "gpt_oss": _gpt_oss, "granitemoe": _granitemoe, "dbrx": _dbrx,
 }  # fmt: skip

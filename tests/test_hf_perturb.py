@@ -91,7 +91,8 @@ def theirs(config: Config, cfg: ModelConfig, run: Run) -> tuple[int, int]:
     keys = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
     if "id2label" in keys:
         keys["id2label"] = dict(keys["id2label"])
-    made = transformers.CONFIG_MAPPING[config["model_type"]](**keys, attn_implementation="eager")
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    made = transformers.CONFIG_MAPPING[config["model_type"]](**keys, **eager)
     made.eos_token_id, made.decoder_start_token_id = EOS, TOKEN
     local = 0 if cfg.window is None else cfg.decoder_layers if cfg.local_layers is None else cfg.local_layers
     assert (cfg.window, local) == windows(made, cfg)
@@ -105,7 +106,8 @@ def theirs(config: Config, cfg: ModelConfig, run: Run) -> tuple[int, int]:
         inputs["decoder_input_ids"] = torch.full((run.batch, run.seq_len), TOKEN)
     elif run.src_len is not None:
         inputs["encoder_hidden_states"] = torch.zeros(run.batch, run.src_len, cfg.hidden)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # DBRX takes views of its experts' weights, which the counter cannot follow without gradients.
+    with torch.set_grad_enabled(cfg.model_type == "dbrx"), FlopCounterMode(display=False) as counter:
         model(**inputs)
     return sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops()
 

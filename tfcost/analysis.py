@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple
 
 from tfcost.blocks import Run, kernel
@@ -22,6 +23,7 @@ from tfcost.implementation import NAMES as IMPLEMENTATIONS
 from tfcost.implementation import SEMANTICS, Implementation
 from tfcost.implementation import implementation as implementation_named
 from tfcost.models import DOCUMENT_MODEL, Model, load
+from tfcost.ops import EXPERT_AXIS
 from tfcost.report import Report
 from tfcost.rows import BY, Item, items, rows
 
@@ -89,11 +91,19 @@ class Analysis:
     def parameters(self) -> dict[str, Size]:
         """Parameter counts. ``parameters = embedding + head + non_embedding``; a tied table is an embedding, once.
 
-        ``active_non_input_embedding`` leaves out the tables that are only looked up: a tied one is also multiplied by,
-        so it stays in.
+        ``active`` counts of the experts only as many as a token uses. ``active_non_input_embedding`` leaves out the
+        tables that are only looked up: a tied one is also multiplied by, so it stays in. ``trainable`` leaves out what
+        has no gradient.
         """
+        return {key: self.counts[key] for key in PARAMS_TOTALS}
+
+    @cached_property
+    def counts(self) -> dict[str, Size]:
+        """The counts of :attr:`parameters`, and ``active_non_embedding_parameters``, which conventions use."""
         multiplied = {id(w) for op in self.graph.ops if op.kind not in ("embedding", "unused") for w in op.weights}
         total: Size = 0
+        idle: Size = 0
+        frozen: Size = 0
         embedding: Size = 0
         looked_up: Size = 0
         head: Size = 0
@@ -106,14 +116,19 @@ class Analysis:
                     looked_up += count
             elif weight.role == "head":
                 head += count
+            elif weight.axes[:1] == EXPERT_AXIS:
+                idle += count - self.cfg.experts_per_token * prod(weight.shape[1:]) * weight.copies
+            if not weight.grad:
+                frozen += count
         return {
             "parameters": total,
-            "active_parameters": total,
-            "active_non_input_embedding_parameters": total - looked_up,
+            "active_parameters": total - idle,
+            "active_non_input_embedding_parameters": total - idle - looked_up,
             "embedding_parameters": embedding,
             "head_parameters": head,
             "non_embedding_parameters": total - embedding - head,
-            "trainable_parameters": total,
+            "trainable_parameters": total - frozen,
+            "active_non_embedding_parameters": total - idle - embedding - head,
         }
 
     def lines(self, convention: Convention, half: bool) -> list[Line]:
@@ -124,7 +139,7 @@ class Analysis:
                     f"--causal half does not apply to --convention {convention.name}, which fixes its own count"
                 )
             convention = convention._replace(causal_half=True)
-        return convention.lines(self.graph, Facts(self.cfg, self.run, self.parameters))
+        return convention.lines(self.graph, Facts(self.cfg, self.run, self.counts))
 
     @cached_property
     def flops(self) -> dict[str, Size]:
@@ -343,6 +358,12 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
         "causal": options.causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
         "ignored_keys": list(ignored_keys),
     }  # fmt: skip
+    if cfg.experts is not None:
+        assumptions["routing"] = (
+            "each token to its experts, however they spread; none dropped"
+            if cfg.capacity_factor is None
+            else f"capacity factor {cfg.capacity_factor}: as many slots for each expert, filled or not"
+        )
     if cfg.vocab is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
     if cfg.window is not None:

@@ -82,16 +82,34 @@ def stack(
 ) -> Tensor:
     """``layers`` layers, and the final norm where the model has one.
 
-    Where some layers have a sliding window and some have none they are two groups, ``local_layer`` and
-    ``global_layer``: how the groups interleave changes no figure.
+    Where some layers have a sliding window and some have none, they are repeated as ``local_layer`` and
+    ``global_layer``; where some are dense and some have experts, as ``dense_layer`` and ``sparse_layer``.
     """
     bias = position_bias(g, cfg, x.shape[1])
-    groups: tuple[tuple[str, Size, Size | None], ...] = (("layer", layers, cfg.window),)
-    if cfg.window is not None and cfg.local_layers is not None:
-        groups = (("local_layer", cfg.local_layers, cfg.window), ("global_layer", layers - cfg.local_layers, None))
-    for name, times, window in groups:
-        x = g.repeat(name, times, x, layer_of(g, cfg, run, causal, window, memory, bias), cfg.layer_sets)
+    for name, times, window, layer in kinds(cfg, layers):
+        x = g.repeat(name, times, x, layer_of(g, layer, run, causal, window, memory, bias), cfg.layer_sets)
     return blocks.norm(g, "final_norm", x, cfg) if cfg.final_norm else x
+
+
+def kinds(cfg: ModelConfig, layers: Size) -> list[tuple[str, Size, Size | None, ModelConfig]]:
+    """The kinds of layers of a stack: name, how many, their window, and their config."""
+    if cfg.local_layers is None and cfg.dense_layers is None:
+        return [("layer", layers, cfg.window, cfg)]
+    local = layers if cfg.local_layers is None else cfg.local_layers  # with the window, where there is one
+    dense = 0 if cfg.dense_layers is None else cfg.dense_layers
+    both = dense if cfg.local_layers is None else cfg.local_dense_layers
+    plain = cfg._replace(experts=None)
+    found = [
+        ("local_dense", both, cfg.window, plain),
+        ("global_dense", dense - both, None, plain),
+        ("local_sparse", local - both, cfg.window, cfg),
+        ("global_sparse", layers - local - dense + both, None, cfg),
+    ]
+    if cfg.local_layers is None:
+        found = [(name.partition("_")[2], *rest) for name, *rest in found]
+    elif cfg.dense_layers is None:
+        found = [(name.partition("_")[0], *rest) for name, *rest in found]
+    return [(f"{name}_layer", times, *rest) for name, times, *rest in found if times != 0]
 
 
 def layer_of(

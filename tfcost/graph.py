@@ -195,9 +195,14 @@ class Graph:
         size = self.itemsize if itemsize is None else itemsize
         return Tensor(self._prefix + name, axes, shape, size, self.copies, grad)
 
-    def weight(self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], role: str = "weight") -> Tensor:
-        """A parameter, created here. Inside a repetition that shares its weights it has fewer copies than its op."""
-        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, True, role)
+    def weight(
+        self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], role: str = "weight", grad: bool = True
+    ) -> Tensor:
+        """A parameter, created here; a frozen one without ``grad``.
+
+        Inside a repetition that shares its weights it has fewer copies than its op.
+        """
+        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, grad, role)
 
     def add(
         self,

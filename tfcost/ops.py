@@ -21,6 +21,9 @@ MASK_BYTES = 1
 
 FP32_BYTES = 4
 
+EXPERT_AXIS = ("x",)
+"""How the axes of a weight begin that has one part per expert."""
+
 
 @cache
 def _axes(spec: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -104,6 +107,64 @@ def linear(
     return contract(g, name, spec, x, weight, kind="linear", bias=offset if bias else None)
 
 
+def expert_linear(
+    g: Graph, name: str, spec: str, x: Tensor, experts: Size, shape: tuple[Size, ...], bias: bool = False
+) -> Tensor:
+    """A linear layer of which there are several: each row of ``x`` is multiplied by the weight of its own expert.
+
+    The index space is that of one linear layer over all rows, ``slots d f``, however the rows spread; the weight has
+    the experts as one more axis, x.
+    """
+    x_axes, w_axes, out_axes = _axes(spec)
+    rows, width = x.shape[0], shape[-1]
+    with g.scope(name):
+        weights: tuple[Tensor, ...] = (g.weight("weight", EXPERT_AXIS + w_axes, (experts, *shape)),)
+        if bias:
+            weights += (g.weight("bias", EXPERT_AXIS + w_axes[-1:], (experts, width)),)
+    if x.shape[-1] != shape[0] or x_axes[-1] != w_axes[0]:
+        raise GraphError(f"{g.path(name)}: {spec!r} does not fit shapes {x.shape} and {shape}")
+    out = g.tensor(name, out_axes, (rows, width))
+    macs, elements = rows * shape[0] * width, out.numel if bias else 0
+    gradients = 1 + x.grad
+    forward, backward = Work(macs, elements), Work(gradients * macs, elements)
+    return g.add("linear", name, (x, weights[0]), out, forward, backward, weights, (x,))
+
+
+def dispatch(g: Graph, name: str, x: Tensor, slots: Size) -> Tensor:
+    """Each token's vector (b n d), copied to the slots of its experts (s d). Keeps only where they went."""
+    out = g.tensor(name, ("s", "d"), (slots, x.shape[-1]), grad=x.grad)
+    return g.add("select", name, (x,), out)
+
+
+def combine(g: Graph, name: str, slots: Tensor, weights: Tensor, like: Tensor) -> Tensor:
+    """Each slot's vector (s d) times its weight, summed per token: a product, whose gradients need both factors.
+
+    The weights (b n t) are copied to the slots, as the vectors were.
+    """
+    with g.scope(name):
+        spread = g.tensor("slot_weights", slots.axes[:1], slots.shape[:1], grad=weights.grad)
+    out = g.tensor(name, like.axes, like.shape)
+    work = Work(0, slots.numel)
+    return g.add("multiply", name, (slots, weights), out, work, work, (), (slots, spread))
+
+
+def choose(g: Graph, name: str, x: Tensor, count: Size) -> Tensor:
+    """The ``count`` largest along the last axis (t). Keeps only which they are."""
+    out = g.tensor(name, (*x.axes[:-1], "t"), (*x.shape[:-1], count), grad=x.grad)
+    return g.add("select", name, (x,), out)
+
+
+def part(g: Graph, name: str, x: Tensor, width: Size) -> Tensor:
+    """Some of the last axis: a view."""
+    return g.add("select", name, (x,), g.tensor(name, x.axes, (*x.shape[:-1], width), grad=x.grad))
+
+
+def join(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
+    """``a`` and ``b`` (which may lack axes of a's) side by side along the last axis: a copy, not kept."""
+    out = g.tensor(name, a.axes, (*a.shape[:-1], a.shape[-1] + b.shape[-1]), grad=a.grad or b.grad)
+    return g.add("select", name, (a, b), out)
+
+
 def embedding(g: Graph, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], table: Tensor) -> Tensor:
     """Rows of a table, looked up by integer ids: no multiplications; keeps only the ids, which are not counted."""
     out = g.tensor(name, axes, shape, grad=table.grad)
@@ -158,11 +219,20 @@ def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int) -> tuple[Tensor, ...]
     return wide, g.tensor("normed", x.axes, x.shape, FP32_BYTES), inverse
 
 
-def softmax(g: Graph, name: str, x: Tensor, keep: bool = True) -> Tensor:
-    """Softmax over the last axis; its gradient needs its *output*, which it keeps."""
+def softmax(g: Graph, name: str, x: Tensor, keep: bool = True, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over the last axis; its gradient needs its *output*, which it keeps.
+
+    ``sinks`` is a learned score more per row (one per head; gpt-oss, arXiv:2508.10925, section 2.2): its weight is
+    kept with the others, M + 1 per row, and multiplies nothing.
+    """
     out = g.tensor(name, x.axes, x.shape, grad=x.grad)
-    work = Work(0, out.numel)
-    return g.add("softmax", name, (x,), out, work, work, (), (out,) if keep else ())
+    if sinks is None:
+        work = Work(0, out.numel)
+        return g.add("softmax", name, (x,), out, work, work, (), (out,) if keep else ())
+    with g.scope(name):
+        column = g.tensor("sink_weights", x.axes[:-1], x.shape[:-1])
+    work = Work(0, out.numel + column.numel)
+    return g.add("softmax", name, (x, sinks), out, work, work, (sinks,), (out, column) if keep else ())
 
 
 def dropout(g: Graph, name: str, x: Tensor, p: float, keep: bool = True, mask_itemsize: Size = MASK_BYTES) -> Tensor:
@@ -181,6 +251,13 @@ def activation(g: Graph, name: str, x: Tensor, kind: str, keep: bool = True) -> 
         work = Work(0, out.numel)
         return g.add(kind, name, (x,), out, work, work if out.grad else NO_WORK, (), (out,))
     return _pointwise(g, kind, name, x, (x,), (x,) if keep else ())
+
+
+def squash(g: Graph, name: str, x: Tensor, kind: str) -> Tensor:
+    """A sigmoid or tanh of a gate or router: its gradient needs its *output*, which it keeps, as softmax does."""
+    out = g.tensor(name, x.axes, x.shape, grad=x.grad)
+    work = Work(0, out.numel)
+    return g.add(kind, name, (x,), out, work, work if out.grad else NO_WORK, (), (out,))
 
 
 def add(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:

@@ -38,10 +38,21 @@ FIELD_SYMBOLS = {
     "hidden": "d", "heads": "h", "kv_heads": "h_kv", "head_dim": "d_k", "ffn_hidden": "d_ff", "vocab": "V",
     "src_vocab": "V_src", "max_positions": "N_max", "encoder_layers": "l_enc", "decoder_layers": "l_dec",
     "window": "w", "embedding_size": "e", "bottleneck": "t", "layer_sets": "l_w", "local_layers": "l_local",
+    "dense_layers": "l_dense", "experts": "E", "experts_per_token": "k", "expert_hidden": "d_e",
+    "shared_expert_hidden": "d_s", "query_rank": "d_q", "kv_rank": "d_c", "rope_dim": "d_r", "value_dim": "d_v",
 }  # fmt: skip
 """The symbol of each size of a model. Equal depths are both ``l``."""
 
-LETTERS = ("b", "N", "T", "S", "M", "d", "d_k", "d_ff", "h", "h_kv", "w", "t", "e", "V", "V_src", "N_max")
+OPTIONAL = (
+    "vocab", "src_vocab", "max_positions", "window", "embedding_size", "bottleneck", "layer_sets", "experts",
+    "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim",
+)  # fmt: skip
+"""Sizes that a model may lack: None, or 0."""
+
+LETTERS = (
+    "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "w",
+    "t", "e", "V", "V_src", "N_max",
+)  # fmt: skip
 """The order in which a product's letters are written: bNd, bN²h, bNdV."""
 
 LENGTHS = frozenset("NTSM")
@@ -65,11 +76,13 @@ def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
     changes["kv_heads"] = h if cfg.kv_heads == cfg.heads else name("kv_heads")
     changes["head_dim"] = d / h if cfg.heads * cfg.head_dim == cfg.hidden else name("head_dim")
     changes["ffn_hidden"] = 4 * d if cfg.ffn_hidden == 4 * cfg.hidden else name("ffn_hidden")
-    changes |= {
-        field: name(field)
-        for field in ("vocab", "src_vocab", "max_positions", "window", "embedding_size", "bottleneck", "layer_sets")
-        if getattr(cfg, field) is not None
-    }
+    changes |= {field: name(field) for field in OPTIONAL if getattr(cfg, field) not in (None, 0)}
+    if cfg.experts is not None:
+        same = cfg.expert_hidden == cfg.ffn_hidden
+        changes["expert_hidden"] = changes["ffn_hidden"] if same else name("expert_hidden")
+        changes["experts_per_token"] = name("experts_per_token")
+    if cfg.value_dim is not None:
+        changes["value_dim"] = changes["head_dim"] if cfg.value_dim == cfg.head_dim else name("value_dim")
     stacks = [field for field in ("encoder_layers", "decoder_layers") if field.partition("_")[0] in cfg.arch]
     equal = all(getattr(cfg, field) == getattr(cfg, stacks[0]) for field in stacks)
     if cfg.window is not None and cfg.local_layers is not None:
@@ -77,6 +90,10 @@ def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
         rest = symbol("l_global")
         values[rest] = getattr(cfg, stacks[0]) - cfg.local_layers
         changes |= {"local_layers": name("local_layers"), stacks[0]: name("local_layers") + rest}
+    elif cfg.dense_layers is not None:
+        rest = symbol("l_sparse")
+        values[rest] = getattr(cfg, stacks[0]) - cfg.dense_layers
+        changes |= {"dense_layers": name("dense_layers"), stacks[0]: name("dense_layers") + rest}
     else:
         changes |= {field: name(field, "l" if equal else "") for field in stacks}
     return cfg._replace(**changes), values
@@ -149,7 +166,7 @@ def plain(value: Size) -> Formula:
     return formula
 
 
-DEPTHS = tuple(symbol(name) for name in ("l", "l_enc", "l_dec", "l_local", "l_global", "l_w"))
+DEPTHS = tuple(symbol(name) for name in ("l", "l_enc", "l_dec", "l_local", "l_global", "l_dense", "l_sparse", "l_w"))
 
 
 @cache

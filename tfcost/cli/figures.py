@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from tfcost.analysis import analyze, point_of
-from tfcost.cli.options import ALL_CONVENTIONS, COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
+from tfcost.cli.options import ALL_CONVENTIONS, COUNTING, MODEL_FLAGS, OUTPUT, PASS, ROWS, STORAGE, Flag, command_app
 from tfcost.cli.output import emit, format_of
 from tfcost.config import ModelConfig
 from tfcost.errors import InputError
@@ -71,7 +71,7 @@ def _closed_forms(every: list[Report], listed: list[str]) -> Any:
     return None
 
 
-FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ROWS, *OUTPUT)
+FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *ROWS, *OUTPUT)
 
 HELP = {
     "flops": "FLOPs of a forward pass, a backward pass and a training step, by component.",

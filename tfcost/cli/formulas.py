@@ -7,13 +7,13 @@ from typing import Any
 import typer
 
 from tfcost.analysis import assumptions_of, point_of
-from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
+from tfcost.cli.options import COUNTING, MODEL_FLAGS, OUTPUT, PASS, ROWS, STORAGE, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.errors import InputError
 from tfcost.models import load
 from tfcost.report import Report
 
-FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *[flag for flag in ROWS if flag.keyword == "by"], *OUTPUT)
+FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *[flag for flag in ROWS if flag.keyword == "by"], *OUTPUT)
 
 QUANTITIES = {"flops": "flops", "params": "parameters", "memory": "bytes"}
 
