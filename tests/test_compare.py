@@ -213,7 +213,7 @@ def test_without_torch_the_extra_is_named(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["validate", "--quick"]) == 2
-    assert capsys.readouterr().err == "tfcost: validate needs torch: pip install 'tfcost[torch]'\n"
+    assert capsys.readouterr().err == "tfcost: validate needs torch: pip install '.[torch]' in tfcost's folder\n"
 
 
 def test_the_table_of_one_case(capsys):

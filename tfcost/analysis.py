@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tfcost.blocks import Run, kernel
 from tfcost.config import ModelConfig, choice, size
-from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half
+from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half, misfit
 from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
@@ -46,6 +46,9 @@ MEMORY_TOTALS = (
 )  # fmt: skip
 TOTALS = {"flops": FLOPS_TOTALS, "params": PARAMS_TOTALS, "memory": MEMORY_TOTALS}
 """The keys of ``totals`` for each command, in the order in which they are printed."""
+
+FORWARD_ONLY = ("backward_flops", "train_flops", "recompute_flops", "hardware_flops", "train_flops_per_token")
+"""What a convention that counts forward passes only has no figure for."""
 
 PER_TOKEN = ("flops_per_token", "train_flops_per_token")
 """Ratios, per target token; the only totals that are floats."""
@@ -141,8 +144,11 @@ class Analysis:
     @cached_property
     def flops(self) -> dict[str, Size]:
         """FLOPs of a pass by the convention that was asked for."""
-        causal: Size = sum([line.copies * line.forward for line in self.lines(DOCUMENT, True)])
-        priced = self.priced_by(self.options.convention, self.options.causal == "half")
+        chosen = self.options.convention
+        causal = None  # where the convention fixes its own count, half a square is no question
+        if isinstance(chosen, OpConvention) and chosen.per_mac == FLOPS_PER_MAC:
+            causal = self.priced_by(chosen, True)["forward_flops"]
+        priced = self.priced_by(chosen, self.options.causal == "half")
         return {"parameters": self.parameters["parameters"]} | priced | {"forward_flops_causal": causal}
 
     def priced_by(self, convention: Convention, half: bool = False) -> dict[str, Size]:
@@ -170,16 +176,29 @@ class Analysis:
         """Numeric FLOPs with their MACs and what they are per target token."""
         tokens, forward = self.run.batch * self.run.seq_len, figures["forward_flops"]
         macs = forward if isinstance(convention, OpConvention) and convention.per_mac == 1 else half(forward)
-        return figures | {
+        ratios = {
             "forward_macs": macs,
             "flops_per_token": forward / tokens,
             "train_flops_per_token": figures["train_flops"] / tokens,
         }
+        if isinstance(convention, OpConvention) and not convention.backward:
+            # It counts forward passes only, and says nothing of the rest: null, not zero.
+            ratios |= dict.fromkeys(FORWARD_ONLY)
+        return figures | ratios
 
     @property
     def kernel_recompute(self) -> Size:
-        """FLOPs of fused attention's backward on making the scores again: 2bN²d per layer. In no other total."""
-        return sum([op.copies * FLOPS_PER_MAC * op.recompute.macs for op in self.graph.ops])
+        """FLOPs of fused attention's backward on making the scores again: 2bN²d per layer (half of it by half squares).
+
+        In no other total, except by a convention that counts what the kernel runs (``torch``).
+        """
+        chosen = self.options.convention
+        half = self.options.causal == "half" or (isinstance(chosen, OpConvention) and chosen.causal_half)
+        return sum([
+            op.copies * (op.causal if half and op.causal is not None else FLOPS_PER_MAC * op.recompute.macs)
+            for op in self.graph.ops
+            if op.kind == "fused_attention"
+        ])  # fmt: skip
 
     @cached_property
     def memory(self) -> dict[str, Size]:
@@ -319,7 +338,13 @@ def point_of(
     run = _inputs(cfg, source, batch, seq_len, src_len)._replace(attention=choice("--attention", attention, ATTENTION))
     options = options_of(dtype, convention, causal, implementation, semantics)
     analysis = Analysis(cfg, run, options)
-    return Point(source, analysis, assumptions_of(analysis, source.ignored_keys), _warnings(cfg, source, run))
+    assumptions = assumptions_of(analysis, source.ignored_keys)
+    if source.stored_dtype:
+        assumptions["stored_dtype"] = f"{source.stored_dtype}, ignored"
+    warnings = _warnings(cfg, source, run)
+    if note := misfit(options.convention, cfg):
+        warnings.append(note)
+    return Point(source, analysis, assumptions, warnings)
 
 
 def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict[str, Any]:
@@ -341,6 +366,12 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
         )
     if cfg.vocab is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
+    if cfg.window is not None:
+        which = "all layers" if cfg.local_layers is None else f"{cfg.local_layers} layers"
+        visited = (
+            "at most that many keys per query" if asked == "flash" else "priced as the full square, as PyTorch runs"
+        )
+        assumptions["window"] = f"{cfg.window} in {which}, {visited}"
     return assumptions
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tfcost import ops
 from tfcost.config import ModelConfig
 from tfcost.errors import InputError
-from tfcost.graph import Graph, Size, Tensor, Work, div
+from tfcost.graph import Graph, Size, Tensor, div
 from tfcost.implementation import Implementation
 
 
@@ -128,10 +128,10 @@ def attend(g: Graph, query: Tensor, key: Tensor, value: Tensor, cfg: ModelConfig
     """
     runs = kernel(run.attention, cfg, g.implementation, g.itemsize)
     if runs in ("flash", "efficient"):
-        visited = None if square.window is None else ("m", square.window)
+        visited = None if square.window is None else ("n", "m", square.window)
         out = _square(g, query, key, value, cfg, square, keep=False, window=visited)
-        macs = next(op.forward.macs for op in reversed(g.ops) if op.kind == "scores")
-        return ops.fused_attention(g, runs, query, key, value, out, Work(macs))
+        scores = next(op for op in reversed(g.ops) if op.path.endswith("/scores"))
+        return ops.fused_attention(g, runs, query, key, value, out, scores)
     if runs == "eager":
         return _square(g, query, key, value, cfg, square)
     batch, _, kv_heads, group, _ = query.shape
@@ -181,14 +181,15 @@ def _square(
     cfg: ModelConfig,
     square: Square,
     keep: bool = True,
-    window: tuple[str, Size] | None = None,
+    window: tuple[str, str, Size] | None = None,
     mask_itemsize: Size = ops.MASK_BYTES,
 ) -> Tensor:
     """The score square, step by step; ``keep=False`` inside a fused kernel, which keeps none of it."""
     keys = KEY_AXES[len(key.axes)]
+    kind = "baddbmm" if cfg.scores_with_bias else "scores"
     causal = square.causal
     scores = ops.contract(
-        g, "scores", f"b n h g k, {keys} -> b h g n m", query, key, kind="scores", keep=keep, causal=causal,
+        g, "scores", f"b n h g k, {keys} -> b h g n m", query, key, kind=kind, keep=keep, causal=causal,
         window=window,
     )  # fmt: skip
     if cfg.attention_softcap:

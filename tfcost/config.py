@@ -86,6 +86,7 @@ class ModelConfig(NamedTuple):
     key_bias: bool = True  # of K, where Q and V have one
     qk_norm: str = ""
     attention_softcap: bool = False
+    scores_with_bias: bool = False  # the position bias is added in the product's own call (baddbmm)
     attention_output_dropout: float = 0.1
     bidirectional: bool = False  # a decoder without its causal mask
     attention_sinks: bool = False  # a learned score per head that takes part in the softmax and leads nowhere
@@ -270,12 +271,12 @@ def check(stated: Mapping[str, Any]) -> None:
             size(flag(field), value)
         elif field in CHOICES or field in INNER_CHOICES:
             choice(flag(field), value, CHOICES.get(field) or INNER_CHOICES[field])
-        elif field.endswith("dropout"):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-                raise InputError(f"{flag(field)} must be a number from 0 to below 1, not {str(value)[:40]!r}")
         elif isinstance(default, bool):
             if not isinstance(value, bool):
                 raise InputError(f"{flag(field)} must be true or false, not {str(value)[:40]!r}")
+        elif field.endswith("dropout"):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+                raise InputError(f"{flag(field)} must be a number from 0 to below 1, not {str(value)[:40]!r}")
         elif default is None or isinstance(default, int):
             size(flag(field), value, 1 if default is None else 0)
         elif not isinstance(value, str):

@@ -17,7 +17,10 @@ from tfcost.graph import Graph, Op, Size, div, least
 
 FLOPS_PER_MAC = 2  # one multiplication and one addition
 
-ATTENTION_KINDS = frozenset({"scores", "weighted_sum"})
+BADDBMM = "baddbmm"
+"""QKᵀ and the position bias in one call (BLOOM), which some counters do not know."""
+
+ATTENTION_KINDS = frozenset({"scores", BADDBMM, "weighted_sum"})
 """The products over the score square: QKᵀ and PV."""
 
 GRADIENTS = 2  # both operands of QKᵀ and PV are activations with a gradient, each a product of the same size
@@ -87,19 +90,21 @@ class OpConvention(NamedTuple):
     pointwise: Mapping[str, int] = MappingProxyType({})
     causal_half: bool = False
     fused_attention: bool = True
+    baddbmm: bool = True
     kernel_recompute: bool = False
     backward: bool = True
 
     def lines(self, graph: Graph, facts: Facts) -> list[Line]:
         """One line per op that this convention counts at all."""
-        return [line for op in graph.ops if (line := self.price(op, facts.run.attention == "flash")) is not None]
+        return [line for op in graph.ops if (line := self.price(op, facts.run.attention != "eager")) is not None]
 
-    def price(self, op: Op, flash: bool = False) -> Line | None:
-        """The line of one op; None where the convention does not count it."""
+    def price(self, op: Op, fused: bool = False) -> Line | None:
+        """The line of one op; None where the convention does not count it. ``fused``: attention is one call."""
         each = self.pointwise.get(op.kind, 0)
         attention = op.kind in ATTENTION_KINDS
         recompute: Size = self.per_mac * op.recompute.macs if self.kernel_recompute else 0
-        if op.forward.macs == 0 or (attention and flash and not self.fused_attention):
+        uncounted = (attention and fused and not self.fused_attention) or (op.kind == BADDBMM and not self.baddbmm)
+        if op.forward.macs == 0 or uncounted:
             if not each and not recompute:
                 return None
             work = each * op.forward.elements
@@ -347,6 +352,7 @@ _CONVENTIONS: tuple[Convention, ...] = (
         per_mac=1,
         pointwise={"layernorm": 5},
         fused_attention=False,
+        baddbmm=False,
         backward=False,
     ),
     OpConvention(
@@ -359,6 +365,28 @@ _CONVENTIONS: tuple[Convention, ...] = (
 )
 
 CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention in _CONVENTIONS}
+
+
+PLAIN_SHAPE = ("megatron", "megatron-recompute", "korthikanti-eq8")
+"""The conventions that are formulas in d alone."""
+
+
+def misfit(convention: Convention, cfg: ModelConfig) -> str:
+    """Why a formula in d alone is not this model's cost; empty where it is."""
+    if convention.name not in PLAIN_SHAPE:
+        return ""
+    other = []
+    if cfg.ffn != "mlp" or cfg.ffn_hidden != 4 * cfg.hidden:
+        other.append(f"feed-forward {cfg.ffn} of {cfg.ffn_hidden}")
+    if cfg.heads * cfg.head_dim != cfg.hidden:
+        other.append(f"h d_k of {cfg.heads * cfg.head_dim}")
+    if cfg.kv_heads != cfg.heads:
+        other.append(f"{cfg.kv_heads} key/value heads")
+    if not other:
+        return ""
+    return f"--convention {convention.name} is a formula for d_ff = 4d and h d_k = d; this model has " + ", ".join(
+        other
+    )
 
 
 def half(flops: Size) -> Size | None:

@@ -15,7 +15,10 @@ from tfcost.hf import from_hf, read_json
 
 
 class Model(NamedTuple):
-    """A model as it was stated: where it came from, the fields it states, and the keys that were not understood."""
+    """A model as it was stated: where it came from, the fields it states, and the keys that were not understood.
+
+    ``stored_dtype`` is the type of the checkpoint's weights, which changes no figure: ``--dtype`` does.
+    """
 
     name: str
     stated: Mapping[str, Any]
@@ -23,6 +26,7 @@ class Model(NamedTuple):
     source: str = ""
     published_parameters: int | None = None
     from_config: bool = True
+    stored_dtype: str = ""
 
     def config(self, **what_if: Any) -> ModelConfig:
         """The complete config, with other values for some fields: what is stated stays, the rest is derived again."""
@@ -89,7 +93,8 @@ def _from_config(name: str, config: Mapping[str, Any]) -> Model:
     """A model from a config. A key that cannot be printed is escaped, since warnings and reports are lines of text."""
     read = from_hf(config)
     ignored = tuple(key if key.isprintable() else repr(key)[1:-1] for key in read.ignored_keys)
-    return Model(name, read.fields, ignored, source=name)
+    stored = config.get("dtype", config.get("torch_dtype"))
+    return Model(name, read.fields, ignored, source=name, stored_dtype=stored if isinstance(stored, str) else "")
 
 
 def load(path_or_name: str | os.PathLike[str]) -> Model:

@@ -14,7 +14,7 @@ from functools import cache
 from math import prod
 
 from tfcost.errors import GraphError
-from tfcost.graph import NO_WORK, Graph, Size, Tensor, Work, least, round_up
+from tfcost.graph import NO_WORK, Graph, Op, Size, Tensor, Work, least, round_up
 
 MASK_BYTES = 1
 """A dropout mask is a bool tensor: one byte per element (torch.native_dropout; Korthikanti et al. 2022, 4.1)."""
@@ -47,16 +47,16 @@ def contract(
     bias: Tensor | None = None,
     keep: bool = True,
     causal: bool = False,
-    window: tuple[str, Size] | None = None,
+    window: tuple[str, str, Size] | None = None,
 ) -> Tensor:
     """An einsum of two operands, ``contract(g, "up", "b n d, d f -> b n f", x, w)``, with an optional bias.
 
     MACs forward: the product of all axis sizes; backward: as many again for each operand that has a gradient. Keeps
     each operand whose partner has a gradient (``keep=False``: a fused kernel, which keeps nothing here). ``window``
-    names an axis and how much of it a fused kernel visits per point of the others; ``causal`` that half of the square
-    is masked: half of it is N²/2 products, or N·w where a window of w < N/2 is less than that. The axes bind by
-    position, so the spec may rename an axis; sizes that disagree raise :class:`GraphError` with the spec and both
-    shapes.
+    names the axes of queries and keys and how many keys w a fused kernel visits per query: min(N, w). ``causal`` says
+    that half of the square is masked: N²/2 products stay, and under a window the band of w below the diagonal,
+    Nw - w²/2 (N²/2 at w = N). The axes bind by position, so the spec may rename an axis; sizes that disagree raise
+    :class:`GraphError` with the spec and both shapes.
     """
     a_axes, b_axes, out_axes = _axes(spec)
     if len(a_axes) != len(a.shape) or len(b_axes) != len(b.shape):
@@ -71,11 +71,11 @@ def contract(
         macs = prod(sizes.values())
         square = macs if causal else None
     else:
-        axis, visited = window
-        whole = sizes.pop(axis)
+        queries, keys, width = window
+        length, visited = sizes.pop(queries), least(sizes.pop(keys), width)
         others = prod(sizes.values())
-        macs = others * least(whole, visited)
-        square = others * least(whole, 2 * visited) if causal else None
+        macs = others * length * visited
+        square = others * visited * (2 * length - visited) if causal else None
     gradients = a.grad + b.grad
     saves: tuple[Tensor, ...] = ()
     if keep:
@@ -357,12 +357,12 @@ def gather_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
     return g.add("select", name, (x,), out)
 
 
-def fused_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scores: Work) -> Tensor:
+def fused_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scores: Op) -> Tensor:
     """What a flash kernel keeps: Q, K, V, its output, and one fp32 log-sum-exp per query and head.
 
-    Dao et al. 2022, arXiv:2205.14135: backward recomputes the scores from Q and K, ``scores`` MACs, which is neither
-    model nor (by the field's usage) hardware FLOPs; so that work is reported in a row of its own. The dropout mask is
-    drawn again from the same random state rather than kept. ``name`` is the kernel's: "flash" or "efficient".
+    Dao et al. 2022, arXiv:2205.14135: backward recomputes the scores from Q and K, the work of the op ``scores``. That
+    is neither model nor (by the field's usage) hardware FLOPs, so it is reported in a row of its own. The dropout mask
+    is drawn again from the same random state rather than kept. ``name`` is the kernel's: "flash" or "efficient".
     """
     rules = g.implementation
     with g.scope(name):
@@ -373,7 +373,9 @@ def fused_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, out: T
         saves: tuple[Tensor, ...] = (q, k, v, out, g.tensor("log_sum_exp", axes, rows, FP32_BYTES, grad=False))
         if state:
             saves += (g.tensor("random_state", ("r",), (state,), 1, grad=False),)
-    return g.add("fused_attention", name, (q, k, v), out, saves=saves, recompute=scores)
+    return g.add(
+        "fused_attention", name, (q, k, v), out, saves=saves, causal=scores.causal, recompute=Work(scores.forward.macs)
+    )  # fmt: skip
 
 
 EFFICIENT_ROWS = 32

@@ -217,10 +217,9 @@ def assumptions_line(report: Report) -> str:
         parts += [f"{key} {given[key]}" for key in shown if given[key]]
         if given["kernel"] == "math" != given["attention"]:
             parts.append("the math kernel runs: this flash kernel has no dropout")
-    if "routing" in given:
-        parts.append(f"routing {given['routing']}")
-    if "vocabulary" in given:
-        parts.append(f"vocabulary {given['vocabulary']}")
+    parts += [f"{key} {given[key]}" for key in ("routing", "vocabulary", "window") if key in given]
+    if "stored_dtype" in given and report.command != "params":
+        parts.append(f"the config's dtype {given['stored_dtype']}")
     if given["ignored_keys"]:
         parts.append("ignored keys " + ", ".join(given["ignored_keys"]))
     return "Assumptions: " + "; ".join(parts)

@@ -84,7 +84,7 @@ def every_convention(model: str | None, values: dict[str, Any]) -> Report:
     """One point's FLOPs by each named convention."""
     from tfcost.side_by_side import conventions
 
-    for key in ("convention", "by", "formula"):
+    for key in ("convention", "by", "formula", "causal"):
         if key in values:
             raise InputError(f"--conventions shows them all; --{key} does not go with it")
     keywords = {key: value for key, value in values.items() if key not in (*OUTPUT_KEYS, "conventions")}

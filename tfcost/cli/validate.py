@@ -30,7 +30,7 @@ def validate(model: str | None, values: dict[str, Any]) -> int:
     try:
         import torch
     except ImportError:
-        raise MissingExtra("validate needs torch: pip install 'tfcost[torch]'") from None
+        raise MissingExtra("validate needs torch: pip install '.[torch]' in tfcost's folder") from None
     given = {key: value for key, value in values.items() if key not in OWN}
     if values.get("torch_device") == "cuda":
         if model is not None or given:
