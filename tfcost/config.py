@@ -168,12 +168,12 @@ class ModelConfig(NamedTuple):
     # An image: its rows, columns (None: as many) and channels, those of a patch, whole patches, further tokens before
     # them and how many of these have no position, what stands around the projection, and a scale on each branch.
     family: str = ""  # which function builds the model (tfcost.families); empty: that of arch
-    image_size: Size | None = None
+    image_size: Size = None
     image_width: Size | None = None
-    patch_size: Size | None = None
+    patch_size: Size = None
     patch_width: Size | None = None
     channels: Size = 3
-    patches: Size | None = None
+    patches: Size = None
     prefix_tokens: int = 0
     plain_tokens: int = 0
     mask_token: bool = False
@@ -181,7 +181,7 @@ class ModelConfig(NamedTuple):
     patch_norm: bool = False
     layer_scale: bool = False
     # Swin: the side of a window, depth and heads of each stage, d_ff in widths of a stage, and the stages themselves.
-    window_side: Size | None = None
+    window_side: Size = None
     stage_layers: tuple[int, ...] = ()
     stage_heads: tuple[int, ...] = ()
     ffn_ratio: float | None = None
@@ -194,7 +194,7 @@ class ModelConfig(NamedTuple):
     # Two towers: the other one, and the width in which they meet. Sound: positions of the encoder, of two frames each.
     projection_size: Size | None = None
     tower: ModelConfig | None = None
-    source_positions: Size | None = None
+    source_positions: Size = None
     # Where it came from: the model_type of a config.json, or "" for the document's model described by flags.
     model_type: str = ""
 
@@ -297,8 +297,8 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     a missing, zero, negative or non-dividing size.
     """
     given = {key: value for key, value in stated.items() if value is not None}
-    if "image_size" in given:
-        given.setdefault("family", "image")
+    if "image_size" in given and "family" not in given:
+        given["family"] = "image"
         given.setdefault("arch", "encoder")
     arch = given.setdefault("arch", "decoder")
     missing = [field for field in ("hidden", "heads") if field not in given]
@@ -329,7 +329,7 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     for field in ("attention_bias", "attention_output_bias", "ffn_bias"):
         given.setdefault(field, bias)
     given.setdefault("norm_bias", bias and given.get("norm", "layernorm") == "layernorm")
-    if given.get("positions") == "learned" and "max_positions" not in given:
+    if given.get("positions") == "learned" and not {"max_positions", "image_size"} & given.keys():
         raise InputError("--positions learned needs --max-positions, the rows of the table")
     dropout = given.setdefault("dropout", 0.1)
     follows = ("attention_dropout", "attention_output_dropout", "ffn_output_dropout", *given.pop("follows_dropout", ()))

@@ -4,19 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcost.config import Stage, complete
+from tfcost.blocks import Run
+from tfcost.config import ModelConfig, Stage, complete, size
 from tfcost.errors import InputError
 from tfcost.graph import div
 
 
 def complete_family(given: dict[str, Any]) -> None:
     """Complete the fields of a model whose family is not that of its ``arch``."""
-    if given["family"] in ("image", "windows"):
+    if "image_size" in given:
         complete_image(given)
     if given["family"] == "windows":
         complete_stages(given)
     if isinstance(given.get("tower"), dict):
         given["tower"] = complete(given["tower"])
+
+
+def run_of(
+    cfg: ModelConfig, batch: int, seq_len: int | None, src_len: int | None, frames: int | None
+) -> tuple[Run, list[str]]:
+    """The pass of a model whose input is an image or sound, and what there is to warn of."""
+    if cfg.family == "speech":
+        if src_len is not None:
+            raise InputError("--src-len does not apply to a model of sound; --frames are its source")
+        frames = 2 * cfg.source_positions if frames is None else frames
+        size("--frames", frames)
+        positions = -(-frames // 2)  # the second convolution takes every other frame
+        length = cfg.max_positions if seq_len is None else seq_len
+        size("-N/--seq-len", length)
+        warnings = []
+        if positions > cfg.source_positions:
+            longest = 2 * cfg.source_positions
+            warnings.append(f"--frames {frames:,} is beyond the {longest:,} that the model has positions for")
+        return Run(batch, length, positions, frames=frames), warnings
+    for value, name in ((seq_len, "-N/--seq-len"), (src_len, "--src-len"), (frames, "--frames")):
+        if value is not None:
+            raise InputError(f"{name} does not apply to a model of images; --image-size and --patch-size do")
+    return Run(batch, cfg.patches + cfg.prefix_tokens), []
 
 
 def grid(given: dict[str, Any], padded: bool) -> tuple[int, int]:
@@ -43,7 +67,7 @@ def complete_image(given: dict[str, Any]) -> None:
     given["patches"] = rows * columns
     given.setdefault("positions", "learned")
     given["head"] = False  # of a language model
-    if given["family"] == "image":
+    if given["family"] != "windows":
         given.setdefault("prefix_tokens", 1)
         given.setdefault("embedding_dropout", given["dropout"])
         given.setdefault("classifier_tokens", "first")
@@ -68,8 +92,8 @@ def complete_stages(given: dict[str, Any]) -> None:
         div(width, count, f"the width of stage {index + 1},", "its heads,")
         if min(rows, columns) < side:
             raise InputError(
-                f"--image-size {given['image_size']} leaves {rows} x {columns} patches to stage {index + 1}, fewer than "
-                f"a window of {side} x {side} holds"
+                f"--image-size {given['image_size']} leaves {rows} x {columns} patches to stage {index + 1}, "
+                f"fewer than a window of {side} x {side} holds"
             )
         covered = -(-rows // side) * side * -(-columns // side) * side
         stages.append(Stage(layers, count, width, int(ratio * width), rows * columns, covered))

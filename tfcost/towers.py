@@ -20,15 +20,10 @@ def towers(g: Graph, cfg: ModelConfig, run: Run) -> None:
     with g.scope("text"):
         text = text_vector(g, cfg, run)
     with g.scope("image"):
-        image = image_vector(g, cfg.tower, run._replace(seq_len=tokens(cfg.tower)))
+        image = image_vector(g, cfg.tower, run._replace(seq_len=cfg.tower.patches + cfg.tower.prefix_tokens))
     g.head_start = len(g.ops)
     ops.unused(g, "logit_scale", (g.weight("logit_scale", (), ()),))
     ops.contract(g, "similarity", "b n p, c n p -> b c", text, image)
-
-
-def tokens(cfg: ModelConfig) -> object:
-    """Patches and the tokens before them."""
-    return cfg.patches + cfg.prefix_tokens
 
 
 def text_vector(g: Graph, cfg: ModelConfig, run: Run) -> Tensor:
