@@ -378,7 +378,7 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
             if cfg.capacity_factor is None
             else f"capacity factor {cfg.capacity_factor}: as many slots for each expert, filled or not"
         )
-    if cfg.vocab is None:
+    if cfg.vocab is None and cfg.patches is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
     if cfg.window is not None:
         which = "all layers" if cfg.local_layers is None else f"{cfg.local_layers} layers"

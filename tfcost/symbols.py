@@ -92,7 +92,8 @@ def symbolic_config(cfg: ModelConfig, suffix: str = "") -> tuple[ModelConfig, di
     if cfg.stages:
         changes["stages"] = symbolic_stages(cfg, d, h)
     if cfg.tower is not None:
-        changes["tower"], more = symbolic_config(cfg.tower, "_img")
+        tower, more = symbolic_config(cfg.tower, "_img")
+        changes["tower"] = tower._replace(projection_size=changes["projection_size"])
         values |= more
     if suffix and cfg.patches is not None:
         # The tokens of another tower are no input of the pass: their number is a size of the model.

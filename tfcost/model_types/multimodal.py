@@ -17,7 +17,7 @@ from tfcost.model_types.spec import (
     probability,
     size,
 )  # fmt: skip
-from tfcost.model_types.vision import IMAGE, sides, state_sides
+from tfcost.model_types.vision import IMAGE
 
 CLIP_LAYER: Mapping[str, Any] = {"pre_norm": True, "bias": True, "dropout": 0.0, "head": False}
 CLIP_TEXT: Mapping[str, Any] = {**CLIP_LAYER, "arch": "decoder", "positions": "learned", "final_norm": True}
@@ -30,8 +30,6 @@ INERT = names("initializer_factor layer_norm_eps")
 
 
 def _clip_tower(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
-    if "image_size" in values:
-        state_sides(values, stated)
     if stated.pop("project", False):
         if values["projection_dim"] is None:
             raise ConfigError("projection_dim must be a positive integer, not null")
@@ -78,8 +76,8 @@ CLIP_VISION = ModelType(
         "num_hidden_layers": size("layers", 12),
         "num_attention_heads": size("heads", 12),
         "num_channels": size("channels", 3),
-        "image_size": sides("image_size", 224),
-        "patch_size": sides("patch_size", 32),
+        "image_size": size("image_size", 224),
+        "patch_size": size("patch_size", 32),
         "hidden_act": activation("quick_gelu"),
         "attention_dropout": probability("attention_dropout", 0.0, nullable=True),
         "projection_dim": size("", 512),
