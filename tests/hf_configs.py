@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from tfcost.blocks import Run
+from tfcost.config import ModelConfig
 from tfcost.model_types import MODEL_TYPES, Key
 
 Config = dict[str, Any]
@@ -35,6 +37,15 @@ class Pass(NamedTuple):
     src_len: int | None
 
 
+def run_of(cfg: ModelConfig, batch: int, seq_len: int, src_len: int | None) -> Run:
+    """The pass of a model: of text, of an image of its size, or of as many frames as it has positions for."""
+    if cfg.patches is not None:
+        return Run(batch, cfg.patches + cfg.prefix_tokens)
+    if cfg.source_positions is not None:
+        return Run(batch, seq_len, cfg.source_positions, frames=2 * cfg.source_positions)
+    return Run(batch, seq_len, src_len)
+
+
 def sizes(draw: Draw, heads: int, width: int) -> dict[str, Any]:
     """A small value for each field that is a size."""
     layers = draw(st.integers(1, 4))
@@ -48,7 +59,8 @@ def sizes(draw: Draw, heads: int, width: int) -> dict[str, Any]:
         "relative_buckets": 2 * draw(st.integers(2, 20)), "window": draw(st.integers(1, 12)),
         "ffn_count": draw(st.integers(1, 4)), **expert_sizes(draw),
         "channels": draw(st.integers(1, 4)), "pooler_size": draw(st.integers(1, 9)), "source_positions": 5,
-        "window_side": draw(st.integers(1, 3)), "query_rank": draw(st.integers(1, 6)), "kv_rank": 2 * draw(st.integers(1, 3)),
+        "window_side": draw(st.integers(1, 3)), "query_rank": draw(st.integers(1, 6)),
+        "kv_rank": 2 * draw(st.integers(1, 3)),
         "rope_dim": 2 * draw(st.integers(1, 3)), "value_dim": draw(st.integers(1, 6)),
     }  # fmt: skip
 
@@ -331,9 +343,9 @@ def _swin(draw: Draw, config: Config) -> None:
 def _clip(draw: Draw, config: Config) -> None:
     config["projection_dim"] = draw(st.integers(1, 9))
     for name, model_type in (("text_config", "clip_text_model"), ("vision_config", "clip_vision_model")):
-        config[f"{name}_dict"] = None
         tower = draw(configs(model_type))
-        config[name] = {key: value for key, value in tower.items() if key not in ("architectures", "id2label")}
+        tower = {key: value for key, value in tower.items() if key not in ("architectures", "id2label")}
+        config[draw(st.sampled_from([name, f"{name}_dict"]))] = tower
 
 
 def _clip_tower(draw: Draw, config: Config) -> None:

@@ -8,11 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from hf_configs import TYPES, configs
+from hf_configs import TYPES, configs, run_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tfcost.blocks import Run
 from tfcost.config import complete
 from tfcost.families import build
 from tfcost.graph import weights_of
@@ -71,7 +70,8 @@ def test_defaults_are_those_of_the_class(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_attribute_of_the_class_is_classified(model_type: str) -> None:
     row = MODEL_TYPES[model_type]
-    classified = {*row.keys, *row.inert, *row.must_be, *row.aliases, *row.nested, *COMMON_INERT, *COMMON_MUST_BE}
+    common = {*COMMON_INERT, *COMMON_MUST_BE}
+    classified = {*row.keys, *row.inert, *row.must_be, *row.aliases, *row.nested, *row.parts, *common}
     assert set(defaults(model_type)) - classified == set()
     assert set(config_class(model_type).attribute_map) <= set(row.aliases)
     for generic, own in config_class(model_type).attribute_map.items():
@@ -89,7 +89,7 @@ def test_what_the_class_writes_is_understood(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", TYPES)
 def test_no_row_says_a_key_twice(model_type: str) -> None:
     row = MODEL_TYPES[model_type]
-    groups = [set(row.keys), set(row.inert), set(row.must_be), set(row.aliases), set(row.nested)]
+    groups = [set(row.keys), set(row.inert), set(row.must_be), set(row.aliases), set(row.nested), set(row.parts)]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert not (set(row.keys) | set(row.must_be)) & COMMON_INERT - {"pad_token_id"}
 
@@ -126,7 +126,8 @@ def test_sizes_that_are_left_out(model_type: str) -> None:
 def assert_as_large(config: dict[str, Any], model_type: str, architecture: str | None = None) -> None:
     """Both count as many parameters."""
     read = from_hf({**config, "model_type": model_type, "architectures": [architecture] if architecture else None})
-    graph = build(complete(read.fields), Run(1, 8, 8 if "encoder-decoder" in str(read.fields["arch"]) else None))
+    cfg = complete(read.fields)
+    graph = build(cfg, run_of(cfg, 1, 8, 8 if cfg.arch == "encoder-decoder" else None))
     keys = {name: value for name, value in config.items() if name != "model_type"}
     with torch.device("meta"):
         model = getattr(transformers, read.architecture)(config_class(model_type)(**keys))

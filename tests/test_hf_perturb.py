@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 import pytest
-from hf_configs import EOS, TOKEN, TYPES, Config, Draw, Pass, configs
+from hf_configs import EOS, TOKEN, TYPES, Config, Draw, Pass, configs, run_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,11 +57,7 @@ def ours(config: Config, run: Pass) -> tuple[ModelConfig, Run, int, int]:
     cfg = complete(read.fields)
     source = run.src_len if cfg.arch == "encoder-decoder" or (cfg.cross_attention and can_cross(config)) else None
     length = run.src_len if classifies_by_eos(config) and run.src_len is not None else run.seq_len
-    passed = Run(run.batch, length, source)
-    if cfg.patches is not None:
-        passed = Run(run.batch, cfg.patches + cfg.prefix_tokens)
-    elif cfg.source_positions is not None:
-        passed = Run(run.batch, length, cfg.source_positions, frames=2 * cfg.source_positions)
+    passed = run_of(cfg, run.batch, length, source)
     graph = build(cfg, passed)
     parameters = sum(weight.numel * weight.copies for weight in weights_of(graph.ops))
     return cfg, passed, parameters, sum(2 * op.forward.macs * op.copies for op in graph.ops)

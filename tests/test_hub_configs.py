@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hf_configs import run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfcost
-from tfcost.blocks import Run
 from tfcost.config import complete
 from tfcost.errors import ConfigError, InputError, UnknownName
 from tfcost.families import build
@@ -25,9 +25,7 @@ HUB: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "hub_configs.
 
 
 def parameters(config: dict[str, Any], **what_if: Any) -> int:
-    return int(
-        tfcost.analyze(Model("", from_hf(config).fields), seq_len=8, command="params", **what_if).totals["parameters"]
-    )
+    return int(tfcost.analyze(Model("", from_hf(config).fields), command="params", **what_if).totals["parameters"])
 
 
 def small(model_type: str, **keys: Any) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def test_hub_configs_read_without_a_warning_and_are_exact(name: str) -> None:
 
 def test_every_family_has_a_hub_config() -> None:
     types = {entry["config"].get("model_type") for entry in HUB.values()}
-    assert set(MODEL_TYPES) - types <= {"falcon", "gemma3_text"}
+    assert set(MODEL_TYPES) - types <= {"falcon", "gemma3_text", "clip_text_model", "clip_vision_model"}
 
 
 def test_a_key_that_is_not_known_is_reported_and_changes_nothing() -> None:
@@ -175,7 +173,7 @@ def test_without_architectures_the_head_is_the_types_own(model_type: str) -> Non
     """A causal or conditional class with logits; a bare model for encoders."""
     needed = {"num_experts_per_tok": 6} if model_type == "deepseek_v2" else {}
     read = from_hf(small(model_type, **needed))
-    bare = read.fields["arch"] == "encoder"
+    bare = read.fields["arch"] == "encoder" or model_type in ("clip", "clip_text_model")
     assert read.architecture.endswith("Model" if bare and model_type != "gpt2" else ("LM", "LMHeadModel", "Generation"))
     assert read.fields["head"] is not bare
     for none in (None, []):
@@ -300,11 +298,12 @@ def test_any_value_of_any_key_is_used_or_refused(data: st.DataObject) -> None:
     """Whatever stands in a config, reading and pricing it works or raises an InputError of one line."""
     model_type = data.draw(st.sampled_from(list(MODEL_TYPES)))
     row = MODEL_TYPES[model_type]
-    names = [*row.keys, *row.must_be, *row.nested, "architectures", "id2label", "num_labels", "text_config"]
+    names = [*row.keys, *row.must_be, *row.nested, *row.parts, "architectures", "id2label", "num_labels", "text_config"]
     changed = data.draw(st.dictionaries(st.sampled_from(names), JSON, max_size=3))
     message = ""
     try:
-        build(complete(from_hf({"model_type": model_type, **changed}).fields), Run(1, 8, 8))
+        cfg = complete(from_hf({"model_type": model_type, **changed}).fields)
+        build(cfg, run_of(cfg, 1, 8, 8))
     except InputError as error:
         message = str(error)
     assert "\n" not in message
@@ -317,6 +316,6 @@ def test_the_shortest_pattern_repeats_to_the_whole(pattern: str) -> None:
     assert not any((pattern[:n] * len(pattern))[: len(pattern)] == pattern for n in range(1, len(period)))
 
 
-@pytest.mark.parametrize("kind", ["size", "probability", "flag", "number", "list", "name"])
+@pytest.mark.parametrize("kind", ["size", "sides", "probability", "flag", "number", "list", "object", "name"])
 def test_every_kind_of_key_says_what_it_wants(kind: str) -> None:
     assert Key("", None, kind, nullable=True).wants().endswith(" or null")

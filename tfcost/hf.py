@@ -170,7 +170,12 @@ def read_keys(table: ModelType | Nested, config: Mapping[str, Any], prefix: str 
                 raise ConfigError(
                     f"{prefix}{name} {_short(value)} is not supported for this model type; supported: {shown}"
                 )
-        elif canonical not in table.inert and canonical not in COMMON_INERT and canonical not in table.nested:
+        elif not (
+            canonical in table.inert
+            or canonical in COMMON_INERT
+            or canonical in table.nested
+            or canonical.removesuffix("_dict") in table.parts
+        ):
             ignored.append(prefix + name)
     for name, key in table.keys.items():
         values.setdefault(name, key.default)
@@ -182,6 +187,14 @@ def read_keys(table: ModelType | Nested, config: Mapping[str, Any], prefix: str 
         read = read_keys(inner, value or {}, f"{prefix}{name}.")
         values |= {f"{name}.{key}": each for key, each in read.values.items()}
         stated |= read.stated
+        ignored += read.ignored
+    for name, part in table.parts.items():
+        # An older form of the same key: where it is there it says everything, defaults included (CLIP).
+        name_used = name if config.get(f"{name}_dict") is None else f"{name}_dict"
+        value = config.get(name_used)
+        if value is not None and not isinstance(value, dict):
+            raise ConfigError(f"{prefix}{name_used} must be an object or null, not {_short(value)}")
+        values[name] = read = read_keys(part, value or {}, f"{prefix}{name_used}.")
         ignored += read.ignored
     return Read(values, stated, ignored)
 

@@ -9,7 +9,6 @@ from tfcost.errors import ConfigError
 from tfcost.model_types.spec import (
     LM_HEAD,
     NO_HEAD,
-    Key,
     ModelType,
     activation,
     flag,
@@ -26,7 +25,8 @@ CLIP_IMAGE: Mapping[str, Any] = {
     "pooled_norm": True,
 }  # fmt: skip
 
-INERT = names("initializer_factor layer_norm_eps")
+# Older configs have a dropout, which no class has applied, and what every config had then.
+INERT = names("dropout initializer_factor is_decoder layer_norm_eps tie_word_embeddings")
 
 
 def _clip_tower(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
@@ -37,18 +37,9 @@ def _clip_tower(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
 
 
 def _clip(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
-    from tfcost.hf import read_keys
-
-    towers: dict[str, dict[str, Any]] = {}
-    for name, table, fixed in (("text_config", CLIP_TEXT_MODEL, CLIP_TEXT), ("vision_config", CLIP_VISION, CLIP_IMAGE)):
-        # An older form: where it is there it says everything, defaults included (CLIPConfig.__post_init__).
-        older = values[f"{name}_dict"]
-        read = read_keys(table, (values[name] if older is None else older) or {}, f"{name}.")
-        if read.ignored:
-            raise ConfigError(f"{read.ignored[0]} is not a key that tfcost knows")
-        towers[name] = {**fixed, **read.stated, "projection_size": values["projection_dim"]}
-        _clip_tower({**read.values}, towers[name])
-    stated |= {**towers["text_config"], "family": "towers", "tower": towers["vision_config"]}
+    common = {"projection_size": values["projection_dim"]}
+    text, image = values["text_config"].stated, values["vision_config"].stated
+    stated |= {**CLIP_TEXT, **text, **common, "family": "towers", "tower": {**CLIP_IMAGE, **image, **common}}
 
 
 CLIP_TEXT_MODEL = ModelType(
@@ -89,13 +80,8 @@ CLIP_VISION = ModelType(
 )
 
 CLIP = ModelType(
-    keys={
-        "text_config": Key("", None, "object", nullable=True),
-        "vision_config": Key("", None, "object", nullable=True),
-        "text_config_dict": Key("", None, "object", nullable=True),
-        "vision_config_dict": Key("", None, "object", nullable=True),
-        "projection_dim": size("", 512),
-    },
+    keys={"projection_dim": size("", 512)},
+    parts={"text_config": CLIP_TEXT_MODEL, "vision_config": CLIP_VISION},
     architectures={"CLIPModel": {}},
     fixed={},
     inert=names("initializer_factor logit_scale_init_value"),

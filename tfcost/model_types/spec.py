@@ -77,12 +77,14 @@ class Nested(NamedTuple):
     must_be: Mapping[str, tuple[Any, ...]] = NOTHING
     aliases: Mapping[str, str] = NOTHING
     nested: Mapping[str, Nested] = NOTHING
+    parts: Mapping[str, ModelType] = NOTHING
 
 
 class ModelType(NamedTuple):
     """A row of the table; see the module's docstring.
 
-    ``nested`` are objects inside the config, whose values are named ``outer.inner``; ``labels`` is the class's own
+    ``nested`` are objects inside the config, whose values are named ``outer.inner``; ``parts`` are configs of other
+    models inside it, whose values are what was read of each; ``labels`` is the class's own
     default of ``num_labels``; ``renamed`` has class names of older or original code, each with today's.
     """
 
@@ -96,6 +98,7 @@ class ModelType(NamedTuple):
     nested: Mapping[str, Nested] = NOTHING
     labels: int = 2
     renamed: Mapping[str, str] = NOTHING
+    parts: Mapping[str, ModelType] = NOTHING
 
 
 def names(text: str) -> frozenset[str]:

@@ -128,6 +128,7 @@ DINOV2_REGISTERS = DINOV2._replace(
         "Dinov2WithRegistersForImageClassification": {"classes": LABELS, "classifier_tokens": "first_and_mean"},
     },
     fixed={**IMAGE, "layer_scale": True, "mask_token": True},
+    inert=DINOV2.inert | names("interpolate_antialias interpolate_offset"),
 )
 
 SWIN = ModelType(
