@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfcost.errors import ConfigError
+from tfcost.layer_kinds import MAX_LAYERS
 from tfcost.model_types.llama import ATTENTION_DROPOUT, LLAMA, LLAMA_LIKE, MISTRAL, QWEN2
 from tfcost.model_types.spec import (
     LM_HEAD,
@@ -51,6 +52,8 @@ def _sparse_layers(values: Mapping[str, Any], stated: dict[str, Any], experts: s
             stated.pop(field, None)
         return
     _check_chosen(values, "num_experts_per_tok", experts)
+    if max(step, layers) > MAX_LAYERS:
+        raise ConfigError(f"num_hidden_layers and decoder_sparse_step must be at most {MAX_LAYERS:,} here")
     pattern = "D" * (step - 1) + "E"
     if any(0 <= each < layers for each in named):
         whole = (pattern * (layers // step + 1))[:layers]
@@ -216,7 +219,6 @@ DEEPSEEK_V3 = DEEPSEEK_V2._replace(
         "intermediate_size": size("ffn_hidden", 18432),
         "vocab_size": size("vocab", 129280),
         "max_position_embeddings": size("max_positions", 4096),
-        "v_head_dim": size("value_dim", 128, nullable=True),
         "first_k_dense_replace": size("", 3, least=0, nullable=True),
         "n_routed_experts": size("experts", 256),
         "n_shared_experts": size("", 1),
@@ -262,8 +264,8 @@ GPT_OSS = ModelType(
 GRANITE_MOE = LLAMA._replace(
     keys={
         **{name: key for name, key in LLAMA.keys.items() if name not in ("mlp_bias", "head_dim")},
-        "num_experts_per_tok": size("experts_per_token", 2, nullable=True),
-        "num_local_experts": size("experts", 8, nullable=True),
+        "num_experts_per_tok": size("experts_per_token", 2),
+        "num_local_experts": size("experts", 8),
     },
     architectures={"GraniteMoeForCausalLM": LM_HEAD, "GraniteMoeModel": NO_HEAD},
     fixed={**LLAMA_LIKE, "router": "chosen"},

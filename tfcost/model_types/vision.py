@@ -14,6 +14,10 @@ IMAGE: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+MAX_RATIO, MAX_WIDTH = 1000, 10**9
+"""A product of these is a float that has every digit."""
+
+
 def sides(field: str, default: int) -> Key:
     """A side of a square, or both sides of a rectangle."""
     return Key(field, default, "sides")
@@ -36,7 +40,7 @@ def _dinov2(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     stated["ffn_hidden"] = values["mlp_ratio"] * values["hidden_size"]
     if values["use_swiglu_ffn"]:
         # Two thirds of that, rounded up to a multiple of eight (Dinov2SwiGLUFFN).
-        stated |= {"ffn_hidden": (int(stated["ffn_hidden"] * 2 / 3) + 7) // 8 * 8, "ffn": "glu", "activation": "silu"}
+        stated |= {"ffn_hidden": (2 * stated["ffn_hidden"] // 3 + 7) // 8 * 8, "ffn": "glu", "activation": "silu"}
     if "num_register_tokens" in values:
         stated["plain_tokens"] = values["num_register_tokens"]
         stated["prefix_tokens"] = 1 + values["num_register_tokens"]
@@ -53,8 +57,8 @@ def _swin(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     if len(values["depths"]) != len(values["num_heads"]):
         raise ConfigError(f"depths has {len(values['depths'])} stages, but num_heads has {len(values['num_heads'])}")
     ratio = values["mlp_ratio"]
-    if ratio <= 0:
-        raise ConfigError(f"mlp_ratio must be positive, not {ratio}")
+    if not 0 < ratio <= MAX_RATIO or values["embed_dim"] > MAX_WIDTH:
+        raise ConfigError(f"mlp_ratio must be above 0 and at most {MAX_RATIO}, and embed_dim at most {MAX_WIDTH:,}")
     stated |= {"layers": sum(values["depths"]), "heads": values["num_heads"][0], "ffn_ratio": ratio}
     stated["ffn_hidden"] = int(ratio * values["embed_dim"])
     if not values["use_absolute_embeddings"]:
