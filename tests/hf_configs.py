@@ -47,7 +47,8 @@ def sizes(draw: Draw, heads: int, width: int) -> dict[str, Any]:
         "type_vocab": draw(st.integers(1, 4)), "embedding_size": draw(st.sampled_from([4, heads * width])),
         "relative_buckets": 2 * draw(st.integers(2, 20)), "window": draw(st.integers(1, 12)),
         "ffn_count": draw(st.integers(1, 4)), **expert_sizes(draw),
-        "query_rank": draw(st.integers(1, 6)), "kv_rank": 2 * draw(st.integers(1, 3)),
+        "channels": draw(st.integers(1, 4)), "pooler_size": draw(st.integers(1, 9)), "source_positions": 5,
+        "window_side": draw(st.integers(1, 3)), "query_rank": draw(st.integers(1, 6)), "kv_rank": 2 * draw(st.integers(1, 3)),
         "rope_dim": 2 * draw(st.integers(1, 3)), "value_dim": draw(st.integers(1, 6)),
     }  # fmt: skip
 
@@ -70,6 +71,8 @@ def value_of(draw: Draw, key: Key, known: dict[str, Any]) -> Any:
         return draw(st.sampled_from([0.0, 0.1, 0.5]))
     if key.kind == "flag":
         return draw(st.booleans())
+    if key.kind == "sides":
+        return draw(st.integers(2, 4) if key.field == "patch_size" else st.integers(4, 11))
     if key.kind == "number":
         return draw(st.sampled_from([None, 30.0]))
     if key.kind == "name":
@@ -300,6 +303,51 @@ def _dbrx(draw: Draw, config: Config) -> None:
     }  # fmt: skip
 
 
+def _rectangle(draw: Draw, config: Config) -> None:
+    for name, least in (("image_size", 4), ("patch_size", 1)):
+        if draw(st.booleans()):
+            config[name] = [config[name], draw(st.integers(least, least + 3))]
+
+
+def _dinov2(draw: Draw, config: Config) -> None:
+    config["mlp_ratio"] = draw(st.integers(1, 4))
+    if "num_register_tokens" in config:
+        config["num_register_tokens"] = draw(st.integers(0, 3))
+
+
+def _swin(draw: Draw, config: Config) -> None:
+    stages = draw(st.integers(1, 3))
+    config["depths"] = draw(st.lists(st.integers(1, 3), min_size=stages, max_size=stages))
+    config["num_heads"] = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=stages, max_size=stages))
+    config["embed_dim"] = 4 * draw(st.integers(1, 3))
+    config["mlp_ratio"] = draw(st.sampled_from([1.0, 2, 3.3, 4.0]))
+    # The smallest grid holds a window, and the table of positions fits the grid, or the class refuses the image.
+    side, patch = config["window_size"], config["patch_size"] = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    grids = [draw(st.integers(side * 2 ** (stages - 1), side * 2 ** (stages - 1) + 5)) for _ in range(2)]
+    short = 0 if config["use_absolute_embeddings"] else draw(st.integers(0, patch - 1))
+    config["image_size"] = [grid * patch - short for grid in grids]
+
+
+def _clip(draw: Draw, config: Config) -> None:
+    config["projection_dim"] = draw(st.integers(1, 9))
+    for name, model_type in (("text_config", "clip_text_model"), ("vision_config", "clip_vision_model")):
+        config[f"{name}_dict"] = None
+        tower = draw(configs(model_type))
+        config[name] = {key: value for key, value in tower.items() if key not in ("architectures", "id2label")}
+
+
+def _clip_tower(draw: Draw, config: Config) -> None:
+    config["projection_dim"] = draw(st.integers(1, 9))
+    if "image_size" in config:
+        config["patch_size"] = draw(st.integers(1, 4))
+        config["image_size"] = draw(st.integers(config["patch_size"], 11))
+
+
+def _whisper(draw: Draw, config: Config) -> None:
+    config["decoder_attention_heads"] = draw(st.sampled_from([1, 2, 4]))
+    config["decoder_ffn_dim"] = draw(st.integers(1, 30))
+
+
 VALID: dict[str, Callable[[Draw, Config], None]] = {
     "gpt_neo": _gpt_neo, "gpt_bigcode": _gpt_bigcode, "gptj": _gptj, "bloom": _bloom, "falcon": _falcon, "mpt": _mpt,
     "qwen2": _qwen2, "qwen3": _layer_types, "gemma2": _gemma2, "mistral": _mistral, "gemma3_text": _gemma3, "phi": _phi,
@@ -307,4 +355,6 @@ VALID: dict[str, Callable[[Draw, Config], None]] = {
     "xlm-roberta": _roberta, "camembert": _roberta, "albert": _albert, "mobilebert": _mobilebert, "t5": _t5, "mt5": _t5,
     "bart": _bart, "mbart": _bart, "mixtral": _mistral, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe,
     "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "gpt_oss": _gpt_oss, "granitemoe": _granitemoe, "dbrx": _dbrx,
+    "vit": _rectangle, "deit": _rectangle, "dinov2": _dinov2, "dinov2_with_registers": _dinov2, "swin": _swin,
+    "clip": _clip, "clip_text_model": _clip_tower, "clip_vision_model": _clip_tower, "whisper": _whisper,
 }  # fmt: skip

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tfcost.blocks import Run, kernel
-from tfcost.config import ModelConfig, choice, size
+from tfcost.config import ModelConfig, as_dict, choice, size
 from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half, misfit
 from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
@@ -267,19 +267,28 @@ class Analysis:
         return rows(self, command, by)
 
 
-def _inputs(cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src_len: int | None) -> Run:
-    """The pass: lengths checked, and defaults derived from the model's own maximum."""
+def _inputs(
+    cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src_len: int | None, frames: int | None
+) -> tuple[Run, list[str]]:
+    """The pass: lengths checked, and defaults derived from the model's own maximum; and what there is to warn of."""
+    size("-b/--batch", batch)
+    if cfg.patches is not None or cfg.source_positions is not None:
+        from tfcost.inputs import run_of
+
+        return run_of(cfg, batch, seq_len, src_len, frames)
+    if frames is not None:
+        raise InputError("--frames needs a model of sound")
     longest = cfg.max_positions
     if seq_len is None:
         seq_len = DEFAULT_SEQ_LEN if longest is None or not model.from_config else min(DEFAULT_SEQ_LEN, longest)
-    for name, value in (("-b/--batch", batch), ("-N/--seq-len", seq_len), ("--src-len", src_len)):
-        if value is not None or name == "-b/--batch":
+    for name, value in (("-N/--seq-len", seq_len), ("--src-len", src_len)):
+        if value is not None:
             size(name, value)
     if cfg.arch == "encoder-decoder":
         src_len = seq_len if src_len is None else src_len
     elif src_len is not None and not cfg.cross_attention:
         raise InputError(f"--src-len needs an encoder and a decoder; this model is --arch {cfg.arch}")
-    return Run(batch, seq_len, src_len)
+    return Run(batch, seq_len, src_len), []
 
 
 def options_of(dtype: str, convention: str, causal: str, implementation: str, semantics: str | None) -> Options:
@@ -312,13 +321,15 @@ class Point(NamedTuple):
         inputs: dict[str, Any] = {"batch": run.batch, "seq_len": run.seq_len}
         if run.src_len is not None:
             inputs["src_len"] = run.src_len
+        if run.frames is not None:
+            inputs["frames"] = run.frames
         shown = command if command in TOTALS else None
         totals = analysis.totals((shown,) if shown else tuple(TOTALS))
         if shown in (None, "flops") and run.attention == "flash":
             totals["flash_recompute_flops"] = analysis.kernel_recompute
         rows_of = shown or "flops"
         return Report(
-            command or "analyze", {"name": self.model.name or None} | analysis.cfg._asdict(), inputs, self.assumptions,
+            command or "analyze", {"name": self.model.name or None} | as_dict(analysis.cfg), inputs, self.assumptions,
             totals, lambda: analysis.rows(rows_of, by),
             (lambda: closed_forms_of(analysis, rows_of, by)) if formula else None, self.warnings,
         )  # fmt: skip
@@ -330,6 +341,7 @@ def point_of(
     batch: int = 1,
     seq_len: int | None = None,
     src_len: int | None = None,
+    frames: int | None = None,
     attention: str | None = None,
     causal: str = "full",
     dtype: str = "bf16",
@@ -343,13 +355,15 @@ def point_of(
     cfg = source.config(**fields)
     if attention is None:
         attention = "flash" if source.from_config else "eager"
-    run = _inputs(cfg, source, batch, seq_len, src_len)._replace(attention=choice("--attention", attention, ATTENTION))
+    kernel = choice("--attention", attention, ATTENTION)
+    run, cautions = _inputs(cfg, source, batch, seq_len, src_len, frames)
+    run = run._replace(attention=kernel)
     options = options_of(dtype, convention, causal, implementation, semantics)
     analysis = Analysis(cfg, run, options)
     assumptions = assumptions_of(analysis, source.ignored_keys)
     if source.stored_dtype:
         assumptions["stored_dtype"] = f"{source.stored_dtype}, ignored"
-    warnings = _warnings(cfg, source, run)
+    warnings = cautions + _warnings(cfg, source, run)
     if note := misfit(options.convention, cfg):
         warnings.append(note)
     return Point(source, analysis, assumptions, warnings)
@@ -372,7 +386,7 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
             if cfg.capacity_factor is None
             else f"capacity factor {cfg.capacity_factor}: as many slots for each expert, filled or not"
         )
-    if cfg.vocab is None:
+    if cfg.vocab is None and cfg.patches is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
     if cfg.window is not None:
         which = "all layers" if cfg.local_layers is None else f"{cfg.local_layers} layers"
@@ -420,7 +434,8 @@ def _warnings(cfg: ModelConfig, model: Model, run: Run) -> list[str]:
     if model.ignored_keys:
         warnings.append("keys that tfcost does not know, left out: " + ", ".join(model.ignored_keys))
     if cfg.positions == "learned" and cfg.max_positions is not None:
-        for name, length in (("-N/--seq-len", run.seq_len), ("--src-len", run.src_len)):
+        source = None if run.frames is not None else run.src_len
+        for name, length in (("-N/--seq-len", run.seq_len), ("--src-len", source)):
             if length is not None and length > cfg.max_positions:
                 warnings.append(f"{name} {length:,} is beyond the model's {cfg.max_positions:,} learned positions")
     return warnings

@@ -19,7 +19,7 @@ from tfcost.implementation import Implementation
 
 
 class Run(NamedTuple):
-    """One pass: b sequences of N tokens (and S source tokens), and the attention kernel.
+    """One pass: b sequences of N tokens (and S source tokens, or F frames of sound), and the attention kernel.
 
     ``attention``: ``"eager"`` and ``"math"`` keep the score square, ``"flash"`` recomputes it in backward and visits
     only a window's keys.
@@ -29,6 +29,7 @@ class Run(NamedTuple):
     seq_len: Size
     src_len: Size | None = None
     attention: str = "eager"
+    frames: Size | None = None
 
 
 class Square(NamedTuple):
@@ -92,7 +93,8 @@ def project_heads(
     group = div(cfg.heads, heads_kv, "-h/--heads", "--kv-heads")
     bias = cfg.attention_bias
     query = ops.linear(g, "query", "b n d, d h g k -> b n h g k", x, (x.shape[-1], heads_kv, group, width), bias)
-    key = ops.linear(g, "key", "b m d, d h k -> b m h k", source, (source.shape[-1], heads_kv, width), bias)
+    shape = (source.shape[-1], heads_kv, width)
+    key = ops.linear(g, "key", "b m d, d h k -> b m h k", source, shape, bias and cfg.key_bias)
     value = ops.linear(g, "value", "b m d, d h k -> b m h k", values, (values.shape[-1], heads_kv, width), bias)
     if cfg.qk_norm:
         query = ops.norm(g, "query_norm", query, cfg.qk_norm, cfg.qk_norm == "layernorm")
@@ -243,6 +245,8 @@ def residual(g: Graph, name: str, x: Tensor, cfg: ModelConfig, branch: Callable[
     With ``sandwich_norm`` what the branch returns is normed too, before it is added (Gemma 2, arXiv:2408.00118).
     """
     out = branch(norm(g, f"{name}_norm", x, cfg) if cfg.pre_norm else x)
+    if cfg.layer_scale:
+        out = ops.scale(g, f"{name}_scale", out)
     if cfg.sandwich_norm:
         out = norm(g, f"{name}_output_norm", out, cfg)
     out = ops.add(g, f"{name}_residual", x, out)

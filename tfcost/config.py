@@ -32,9 +32,20 @@ INNER_CHOICES: dict[str, tuple[str, ...]] = {
     "attention_kind": ATTENTION_KINDS,
     "router": ("softmax", "chosen", "sigmoid"),
     "embedding_projection": PROJECTIONS,
-    "classifier_tokens": ("all", "first"),
+    "classifier_tokens": ("all", "first", "mean", "mean_after_first", "first_and_mean"),
 }
 """The same for fields that no flag states."""
+
+
+class Stage(NamedTuple):
+    """One stage of a model whose stages differ (Swin): its sizes, tokens of an image, and those that windows cover."""
+
+    layers: Size
+    heads: Size
+    hidden: Size
+    ffn_hidden: Size
+    tokens: Size
+    covered: Size
 
 
 class ModelConfig(NamedTuple):
@@ -72,6 +83,7 @@ class ModelConfig(NamedTuple):
     # "layernorm"), tanh on the scores, dropout of what it returns.
     attention_bias: bool = True
     attention_output_bias: bool = True
+    key_bias: bool = True  # of K, where Q and V have one
     qk_norm: str = ""
     attention_softcap: bool = False
     scores_with_bias: bool = False  # the position bias is added in the product's own call (baddbmm)
@@ -153,6 +165,36 @@ class ModelConfig(NamedTuple):
     classifier_input_dropout: bool = False
     # A decoder-only model that can also attend to an encoder (GPT-2's add_cross_attention).
     cross_attention: bool = False
+    # An image: its rows, columns (None: as many) and channels, those of a patch, whole patches, further tokens before
+    # them and how many of these have no position, what stands around the projection, and a scale on each branch.
+    family: str = ""  # which function builds the model (tfcost.families); empty: that of arch
+    image_size: Size = None
+    image_width: Size | None = None
+    patch_size: Size = None
+    patch_width: Size | None = None
+    channels: Size = 3
+    patches: Size = None
+    prefix_tokens: int = 0
+    plain_tokens: int = 0
+    mask_token: bool = False
+    patch_bias: bool = True
+    patch_norm: bool = False
+    layer_scale: bool = False
+    # Swin: the side of a window, depth and heads of each stage, d_ff in widths of a stage, and the stages themselves.
+    window_side: Size = None
+    stage_layers: tuple[int, ...] = ()
+    stage_heads: tuple[int, ...] = ()
+    ffn_ratio: float | None = None
+    stages: tuple[Stage, ...] = ()
+    # Heads of these: the pooler's width and activation, classifiers side by side, a norm of the pooled token alone.
+    pooler_size: Size | None = None
+    pooler_activation: str = "tanh"
+    classifiers: int = 1
+    pooled_norm: bool = False
+    # Two towers: the other one, and the width in which they meet. Sound: positions of the encoder, of two frames each.
+    projection_size: Size | None = None
+    tower: ModelConfig | None = None
+    source_positions: Size = None
     # Where it came from: the model_type of a config.json, or "" for the document's model described by flags.
     model_type: str = ""
 
@@ -172,7 +214,8 @@ FIELDS = ModelConfig._fields
 SIZE_FIELDS = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "layers", "encoder_layers", "decoder_layers", "vocab",
     "src_vocab", "max_positions", "window", "local_layers", "experts", "experts_per_token", "expert_hidden",
-    "shared_expert_hidden", "dense_layers", "query_rank", "kv_rank", "rope_dim", "value_dim",
+    "shared_expert_hidden", "dense_layers", "query_rank", "kv_rank", "rope_dim", "value_dim", "image_size",
+    "image_width", "patch_size", "patch_width", "channels", "window_side", "projection_size",
 )  # fmt: skip
 """Sizes of at least 1, where a model has them, that a person may state."""
 FLAG = {"hidden": "-d/--hidden", "heads": "-h/--heads", "layers": "-l/--layers", "vocab": "-V/--vocab"}
@@ -257,6 +300,9 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     a missing, zero, negative or non-dividing size.
     """
     given = {key: value for key, value in stated.items() if value is not None}
+    if "image_size" in given and "family" not in given:
+        given["family"] = "image"
+        given.setdefault("arch", "encoder")
     arch = given.setdefault("arch", "decoder")
     missing = [field for field in ("hidden", "heads") if field not in given]
     layers = given.pop("layers", None)
@@ -286,7 +332,7 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     for field in ("attention_bias", "attention_output_bias", "ffn_bias"):
         given.setdefault(field, bias)
     given.setdefault("norm_bias", bias and given.get("norm", "layernorm") == "layernorm")
-    if given.get("positions") == "learned" and "max_positions" not in given:
+    if given.get("positions") == "learned" and not {"max_positions", "image_size"} & given.keys():
         raise InputError("--positions learned needs --max-positions, the rows of the table")
     dropout = given.setdefault("dropout", 0.1)
     follows = ("attention_dropout", "attention_output_dropout", "ffn_output_dropout", *given.pop("follows_dropout", ()))
@@ -302,7 +348,28 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     local, layers = given.get("local_layers"), given.get("decoder_layers", given.get("encoder_layers"))
     if isinstance(local, int) and isinstance(layers, int) and local > layers:
         raise InputError(f"--local-layers {local} is more than the {layers} layers that there are")
+    if "family" in given:
+        from tfcost.inputs import complete_family
+
+        complete_family(given)
     return ModelConfig(**given)
+
+
+def as_dict(cfg: ModelConfig) -> dict[str, Any]:
+    """The fields by name, with the config of another tower and the stages as dicts of their own."""
+    fields = cfg._asdict()
+    if cfg.tower is not None:
+        fields["tower"] = as_dict(cfg.tower)
+    fields["stages"] = [stage._asdict() for stage in cfg.stages]
+    return fields
+
+
+def from_dict(fields: Mapping[str, Any]) -> ModelConfig:
+    """What :func:`as_dict` gave."""
+    cfg = ModelConfig(**fields)
+    tower = fields["tower"]
+    stages = tuple([Stage(**stage) for stage in fields["stages"]])
+    return cfg._replace(tower=None if tower is None else from_dict(tower), stages=stages)
 
 
 EXPERT_FIELDS = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from tfcost import blocks, ops
 from tfcost.blocks import Run
@@ -91,25 +92,38 @@ def stack(
     return blocks.norm(g, "final_norm", x, cfg) if cfg.final_norm else x
 
 
-def kinds(cfg: ModelConfig, layers: Size) -> list[tuple[str, Size, Size | None, ModelConfig]]:
-    """The kinds of layers of a stack: name, how many, their window, and their config."""
+class Kind(NamedTuple):
+    """Layers of a stack that are alike: their name, how many there are, their window and their config."""
+
+    name: str
+    times: Size
+    window: Size | None
+    cfg: ModelConfig
+
+
+def kinds(cfg: ModelConfig, layers: Size) -> list[Kind]:
+    """The kinds of layers of a stack: with a window or without, dense or with experts."""
     if cfg.local_layers is None and cfg.dense_layers is None:
-        return [("layer", layers, cfg.window, cfg)]
-    local = layers if cfg.local_layers is None else cfg.local_layers  # with the window, where there is one
-    dense = 0 if cfg.dense_layers is None else cfg.dense_layers
-    both = dense if cfg.local_layers is None else cfg.local_dense_layers
+        return [Kind("layer", layers, cfg.window, cfg)]
     plain = cfg._replace(experts=None)
-    found = [
-        ("local_dense", both, cfg.window, plain),
-        ("global_dense", dense - both, None, plain),
-        ("local_sparse", local - both, cfg.window, cfg),
-        ("global_sparse", layers - local - dense + both, None, cfg),
-    ]
     if cfg.local_layers is None:
-        found = [(name.partition("_")[2], *rest) for name, *rest in found]
+        dense = cfg.dense_layers
+        found = [
+            Kind("dense_layer", dense, cfg.window, plain),
+            Kind("sparse_layer", layers - dense, cfg.window, cfg),
+        ]
     elif cfg.dense_layers is None:
-        found = [(name.partition("_")[0], *rest) for name, *rest in found]
-    return [(f"{name}_layer", times, *rest) for name, times, *rest in found if times != 0]
+        local = cfg.local_layers
+        found = [Kind("local_layer", local, cfg.window, cfg), Kind("global_layer", layers - local, None, cfg)]
+    else:
+        local, dense, both = cfg.local_layers, cfg.dense_layers, cfg.local_dense_layers
+        found = [
+            Kind("local_dense_layer", both, cfg.window, plain),
+            Kind("global_dense_layer", dense - both, None, plain),
+            Kind("local_sparse_layer", local - both, cfg.window, cfg),
+            Kind("global_sparse_layer", layers - local - dense + both, None, cfg),
+        ]
+    return [kind for kind in found if kind.times != 0]
 
 
 def layer_of(
@@ -191,18 +205,35 @@ def finish(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor | None) -> None:
     head(g, cfg, x, table)
 
 
-FAMILIES: dict[str, Callable[[Graph, ModelConfig, Run], None]] = {
+Family = Callable[[Graph, ModelConfig, Run], None]
+
+FAMILIES: dict[str, Family | tuple[str, str]] = {
     "decoder": single_stack,
     "encoder": single_stack,
     "encoder-decoder": encoder_decoder,
+    "image": ("tfcost.images", "image"),
+    "windows": ("tfcost.images", "windows"),
+    "towers": ("tfcost.towers", "towers"),
+    "text-tower": ("tfcost.towers", "text_tower"),
+    "image-tower": ("tfcost.towers", "image_tower"),
+    "speech": ("tfcost.speech", "speech"),
 }
-"""The function that builds each ``arch``."""
+"""The function that builds each family (a model without one is of its ``arch``), or where it is: module and name."""
+
+
+def family(name: str) -> Family:
+    """The function of a family; its module is imported when a model first needs it."""
+    if name not in FAMILIES:
+        raise GraphError(f"no family builds {name!r}")
+    found = FAMILIES[name]
+    if isinstance(found, tuple):
+        module, function = found
+        found = FAMILIES[name] = getattr(import_module(module), function)
+    return found
 
 
 def build(cfg: ModelConfig, run: Run, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> Graph:
     """The op graph of one forward pass of a model, with what this implementation keeps."""
-    if cfg.arch not in FAMILIES:
-        raise GraphError(f"no family builds arch {cfg.arch!r}")
     g = Graph(itemsize, implementation)
-    FAMILIES[cfg.arch](g, cfg, run)
+    family(cfg.family or cfg.arch)(g, cfg, run)
     return g

@@ -107,6 +107,57 @@ def linear(
     return contract(g, name, spec, x, weight, kind="linear", bias=offset if bias else None)
 
 
+def convolution(
+    g: Graph, name: str, x: Tensor, positions: Size, taps: Size, width: Size, bias: bool = True
+) -> Tensor:
+    """A convolution over tokens (b n c): each output position is a product of ``taps`` inputs with a weight.
+
+    MACs: positions · taps · c · width, padding included; backward once for the weight, and once more where the input
+    needs a gradient. Keeps the input.
+    """
+    channels = x.shape[-1]
+    with g.scope(name):
+        weights: tuple[Tensor, ...] = (g.weight("weight", ("k", "c", "d"), (taps, channels, width)),)
+        if bias:
+            weights += (g.weight("bias", ("d",), (width,)),)
+    out = g.tensor(name, ("b", "n", "d"), (x.shape[0], positions, width))
+    macs, elements = x.shape[0] * positions * taps * channels * width, out.numel if bias else 0
+    backward = Work((1 + x.grad) * macs, elements)
+    return g.add("convolution", name, (x, weights[0]), out, Work(macs, elements), backward, weights, (x,))
+
+
+def prepend(g: Graph, name: str, x: Tensor, count: Size) -> Tensor:
+    """Learned tokens before those of ``x``, the same for every sequence: a copy, of which nothing is kept."""
+    with g.scope(name):
+        tokens = g.weight("token", ("t", "d"), (count, x.shape[-1]), "embedding")
+    out = g.tensor(name, x.axes, (x.shape[0], x.shape[1] + count, *x.shape[2:]))
+    return g.add("embedding", name, (x,), out, weights=(tokens,))
+
+
+def whole_table(g: Graph, name: str, table: Tensor) -> Tensor:
+    """A table as it is, added to every sequence: nothing is looked up, and nothing kept."""
+    return g.add("embedding", name, (), g.tensor(name, table.axes, table.shape), weights=(table,))
+
+
+def rearrange(g: Graph, name: str, x: Tensor, axes: tuple[str, ...], shape: tuple[Size, ...]) -> Tensor:
+    """The elements of ``x`` in another order and shape, padded or cropped: a copy, of which nothing is kept."""
+    return g.add("select", name, (x,), g.tensor(name, axes, shape, grad=x.grad))
+
+
+def scale(g: Graph, name: str, x: Tensor) -> Tensor:
+    """``x`` times a learned factor per coordinate (LayerScale, Touvron et al. 2021, arXiv:2103.17239): keeps ``x``."""
+    with g.scope(name):
+        weight = g.weight("weight", x.axes[-1:], x.shape[-1:])
+    return _pointwise(g, "multiply", name, x, (x, weight), (x,), (weight,))
+
+
+def mean_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
+    """The mean of the last ``tokens`` tokens of each sequence: its gradient needs nothing."""
+    out = g.tensor(name, x.axes, (x.shape[0], 1, *x.shape[2:]), grad=x.grad)
+    work = Work(0, x.shape[0] * tokens * x.shape[-1])
+    return g.add("add", name, (x,), out, work, work)
+
+
 def expert_linear(
     g: Graph, name: str, spec: str, x: Tensor, experts: Size, shape: tuple[Size, ...], bias: bool = False
 ) -> Tensor:

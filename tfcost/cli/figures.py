@@ -11,7 +11,7 @@ import typer
 from tfcost.analysis import analyze, point_of
 from tfcost.cli.options import ALL_CONVENTIONS, COUNTING, MODEL_FLAGS, OUTPUT, PASS, ROWS, STORAGE, Flag, command_app
 from tfcost.cli.output import emit, format_of
-from tfcost.config import ModelConfig
+from tfcost.config import from_dict
 from tfcost.errors import InputError
 from tfcost.models import load
 from tfcost.report import Report
@@ -49,7 +49,7 @@ def reports(command: str, model: str | None, values: dict[str, Any], flags: tupl
 
 def _all(values: list[Any]) -> Any:
     """The one value that all points share, or the list of the different ones."""
-    different = list(dict.fromkeys(values))
+    different = [value for index, value in enumerate(values) if value not in values[:index]]
     return different[0] if len(different) == 1 else different
 
 
@@ -63,7 +63,7 @@ def _closed_forms(every: list[Report], listed: list[str]) -> Any:
     from tfcost.symbols import FIELD_SYMBOLS, symbol, symbolic_config
 
     configs = [{key: value for key, value in report.model.items() if key != "name"} for report in every]
-    structures = [symbolic_config(ModelConfig(**config))[0] for config in configs]
+    structures = [symbolic_config(from_dict(config))[0] for config in configs]
     differ = [field for field in FIELD_SYMBOLS if len({getattr(each, field) for each in structures}) > 1]
     for report, structure in zip(every, structures, strict=True):
         if all(getattr(structure, field) == symbol(FIELD_SYMBOLS[field]) for field in differ):

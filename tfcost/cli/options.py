@@ -58,6 +58,7 @@ PASS = (
     _counts("batch", "-b", "--batch", help="sequences (b) [default: 1]"),
     _counts("seq_len", "-N", "--seq-len", help="tokens per sequence (N) [default: 2048, or the model's own maximum]"),
     _counts("src_len", "--src-len", help="source tokens of an encoder-decoder (S) [default: N]"),
+    _counts("frames", "--frames", help="frames of sound (F) [default: two for each position of the encoder]"),
     _choice(
         "attention", "kernel: what is computed and kept [default: eager; with MODEL: flash]", ("eager", "flash", "math")
     ),
@@ -94,6 +95,10 @@ STRUCTURE = (
     ),
 )
 VARIANTS = (
+    _counts("image_size", "--image-size", help="side of an image, in pixels; without MODEL: a model of images"),
+    _counts("patch_size", "--patch-size", help="side of a patch, in pixels"),
+    _counts("channels", "--channels", help="channels of an image (c) [default: 3]"),
+    _counts("classes", "--classes", help="classes that a head tells apart (C) [default: no such head]"),
     _counts("window", "--window", help="keys that a query sees at most (w) [default: all]"),
     _counts("local_layers", "--local-layers", help="layers that have the window [default: all]"),
     Flag("attention_sinks", ("--attention-sinks/--no-attention-sinks",), "switch", "a sink per head [default: no]"),

@@ -18,6 +18,8 @@ MODULES = {
     "experts": "mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 gpt_oss granitemoe dbrx",
     "encoders": "bert roberta xlm-roberta camembert distilbert electra albert mobilebert",
     "encoder_decoders": "t5 mt5 bart mbart",
+    "vision": "vit deit dinov2 dinov2_with_registers swin",
+    "multimodal": "clip clip_text_model clip_vision_model whisper",
 }
 """The module that holds each row: a command reads one model, and loads one module."""
 
