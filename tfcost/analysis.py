@@ -145,10 +145,18 @@ class Analysis:
     def flops(self) -> dict[str, Size]:
         """FLOPs of a pass by the convention that was asked for."""
         chosen = self.options.convention
+        half = self.options.causal == "half"
+        priced = self.priced_by(chosen, half)
         causal = None  # where the convention fixes its own count, half a square is no question
         if isinstance(chosen, OpConvention) and chosen.per_mac == FLOPS_PER_MAC:
-            causal = self.priced_by(chosen, True)["forward_flops"]
-        priced = self.priced_by(chosen, self.options.causal == "half")
+            causal = priced["forward_flops"]
+            if not half and not chosen.causal_half:
+                hidden = [
+                    op.copies * (FLOPS_PER_MAC * op.forward.macs - op.causal)
+                    for op in self.graph.ops
+                    if op.causal is not None and op.forward.macs != 0
+                ]
+                causal -= sum(hidden)
         return {"parameters": self.parameters["parameters"]} | priced | {"forward_flops_causal": causal}
 
     def priced_by(self, convention: Convention, half: bool = False) -> dict[str, Size]:

@@ -242,10 +242,10 @@ def size(name: str, value: Any, least: int = 1) -> None:
     """Raise :class:`InputError` unless a value is a size: a whole number from ``least`` on, or an expression."""
     if hasattr(value, "free_symbols"):
         return
+    if isinstance(value, int) and not -MAX_SIZE <= value <= MAX_SIZE:
+        raise InputError(f"{name} must be at most 10^30")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}, not {str(value)[:40]!r}")
-    if value > MAX_SIZE:
-        raise InputError(f"{name} must be at most 10^30, and has {len(str(value))} digits")
 
 
 def check_factor(value: Any) -> None:
@@ -276,7 +276,10 @@ def check(stated: Mapping[str, Any]) -> None:
                 raise InputError(f"{flag(field)} must be true or false, not {str(value)[:40]!r}")
         elif field.endswith("dropout"):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-                raise InputError(f"{flag(field)} must be a number from 0 to below 1, not {str(value)[:40]!r}")
+                shown = (
+                    str(value)[:40] if not isinstance(value, int) or -MAX_SIZE < value < MAX_SIZE else "a huge number"
+                )
+                raise InputError(f"{flag(field)} must be a number from 0 to below 1, not {shown!r}")
         elif default is None or isinstance(default, int):
             size(flag(field), value, 1 if default is None else 0)
         elif not isinstance(value, str):
@@ -342,6 +345,9 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
 
         complete_kinds(given)
     _complete_embedding(given)
+    local, layers = given.get("local_layers"), given.get("decoder_layers", given.get("encoder_layers"))
+    if isinstance(local, int) and isinstance(layers, int) and local > layers:
+        raise InputError(f"--local-layers {local} is more than the {layers} layers that there are")
     if "family" in given:
         from tfcost.inputs import complete_family
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tfcost import ops
 from tfcost.config import ModelConfig
+from tfcost.errors import InputError
 from tfcost.graph import Graph, Size, Tensor
 
 
@@ -80,12 +81,17 @@ def language_model(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor) -> Tens
             x = ops.linear(g, "dense", "b n d, d c -> b n c", x, (x.shape[-1], inner))
             x = ops.activation(g, "activation", x, cfg.head_activation or cfg.activation)
             x = ops.norm(g, "norm", x, "layernorm")
+    factored = cfg.head_factored and cfg.embedding_projection not in ("none", "unused")
+    if not factored and x.shape[-1] != width:
+        raise InputError(
+            f"--head: the token table is {width} wide and the model {x.shape[-1]}, with no projection back"
+        )
     with g.scope("head"):
         weight = table if cfg.tied else g.weight("weight", ("v", "d"), (vocab, width), "head")
         bias = g.weight("bias", ("v",), (vocab,), "head") if cfg.head_bias else None
         if cfg.head_spare_bias and not cfg.tied:
             ops.unused(g, "spare", (g.weight("spare_bias", ("v",), (vocab,), "head"),))
-        if cfg.head_factored and cfg.embedding_projection not in ("none", "unused"):
+        if factored:
             rest = g.weight("extra_weight", ("v", "d"), (vocab, cfg.hidden - width), "head")
             weight = ops.join_weights(g, "joined", weight, rest)
     logits = ops.contract(g, "head", "b n d, v d -> b n v", x, weight, kind="linear", bias=bias)

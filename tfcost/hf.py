@@ -240,6 +240,8 @@ def from_hf(config: Mapping[str, Any]) -> HFConfig:
 
 def _from_wrapper(config: Mapping[str, Any], nested: Mapping[str, Any]) -> HFConfig:
     """The language model of a multimodal config; the keys of the other parts are reported as left out."""
+    if isinstance(nested.get("text_config"), dict):
+        raise ConfigError("text_config stands inside a text_config: which of the models is meant?")
     inner = dict(nested)
     for inherited in INHERITED:
         if inherited in config:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tfcost.config import ModelConfig, check, complete
 from tfcost.data_files import data_path
-from tfcost.errors import ConfigError, UnknownName, shown
+from tfcost.errors import ConfigError, InputError, UnknownName, shown
 from tfcost.hf import from_hf, read_json
 
 
@@ -41,6 +41,7 @@ DOCUMENT_MODEL = Model("", {}, from_config=False)
 
 IMPLIED: dict[str, tuple[str, ...]] = {
     "layers": ("encoder_layers", "decoder_layers"),
+    "arch": ("encoder_layers", "decoder_layers"),
     "bias": ("attention_bias", "attention_output_bias", "ffn_bias", "norm_bias"),
     "head": ("classes", "next_sentence"),
 }
@@ -103,7 +104,8 @@ def load(path_or_name: str | os.PathLike[str]) -> Model:
     A name wins over a folder of the same name unless it has a path separator. Raises :class:`UnknownName` or
     :class:`ConfigError`, one line each.
     """
-    text = os.fspath(path_or_name)
+    if not isinstance(path_or_name, (str, os.PathLike)) or isinstance(text := os.fspath(path_or_name), bytes):
+        raise InputError(f"a model is a name, a path or a Model, not {type(path_or_name).__name__}")
     if not text or "\0" in text:
         raise ConfigError("the model's name is empty" if not text else "a path cannot hold a NUL character")
     separators = [sep for sep in (os.sep, os.altsep) if sep]

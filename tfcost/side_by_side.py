@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from tfcost.analysis import Point, point_of
-from tfcost.config import FIELDS, SIZE_FIELDS, flag
+from tfcost.config import FIELDS, SIZE_FIELDS, ModelConfig, flag
 from tfcost.convention import CONVENTIONS
 from tfcost.errors import InputError
 from tfcost.models import Model, load
@@ -53,7 +53,7 @@ def read_spec(spec: str) -> tuple[Model, dict[str, Any]]:
     for change in changes.split(","):
         field, equals, text = change.partition("=")
         field = field.strip().replace("-", "_")
-        if not equals or field not in (*FIELDS, "layers"):
+        if not equals or field == "model_type" or field not in (*FIELDS, "layers"):
             raise InputError(
                 f"in {spec!r}: {change!r} is not FIELD=VALUE with a field such as layers, hidden, kv_heads"
             )
@@ -64,11 +64,14 @@ def read_spec(spec: str) -> tuple[Model, dict[str, Any]]:
 def _value(field: str, text: str) -> Any:
     from tfcost.units import parse_count, parse_probability
 
-    if field in SIZE_FIELDS:
-        return parse_count(text, flag(field))
+    default = ModelConfig._field_defaults.get(field)
+    if isinstance(default, bool):
+        return {"true": True, "false": False, "yes": True, "no": False}.get(text.lower(), text)
     if field.endswith("dropout"):
         return parse_probability(text, flag(field))
-    return {"true": True, "false": False, "yes": True, "no": False}.get(text.lower(), text)
+    if field in SIZE_FIELDS or default is None or isinstance(default, int):
+        return 0 if text == "0" and isinstance(default, int) else parse_count(text, flag(field))
+    return text
 
 
 def compare(specs: list[str], **given: Any) -> Report:

@@ -254,6 +254,8 @@ def closed_forms(
     **fields: Any,
 ) -> ClosedForms:
     """The closed forms of a model, or of the document's (``model=None``) with whatever structure ``fields`` state."""
+    for length in ("batch", "seq_len", "src_len"):
+        fields.pop(length, None)  # a closed form holds for every b and N
     cfg, source = symbolic_model(model, fields)
     kernel = choice("--attention", attention or ("flash" if source.from_config else "eager"), ATTENTION)
     options = options_of(dtype, convention, causal, implementation, semantics)

@@ -25,7 +25,7 @@ MAX_POINTS = 10_000
 def reports(command: str, model: str | None, values: dict[str, Any], flags: tuple[Flag, ...]) -> Report:
     """The report of one point, or of the grid that listed sizes span."""
     keywords = {key: value for key, value in values.items() if key not in (*OUTPUT_KEYS, "conventions")}
-    keywords.setdefault("formula", format_of(values) == "table")
+    keywords.setdefault("formula", format_of(values) not in ("json", "csv"))
     source = None if model is None else load(model)
     sizes = [flag.keyword for flag in flags if flag.kind == "counts" and flag.keyword in keywords]
     listed = [key for key in sizes if len(keywords[key]) > 1]
