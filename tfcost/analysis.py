@@ -208,6 +208,11 @@ class Analysis:
             if op.kind == "fused_attention"
         ])  # fmt: skip
 
+    @property
+    def comparisons(self) -> Size:
+        """Comparisons of a forward pass's sorts (LSH attention), which are no FLOPs."""
+        return sum([op.copies * op.forward.comparisons for op in self.graph.ops])
+
     @cached_property
     def memory(self) -> dict[str, Size]:
         """Bytes at the end of a forward pass: kept by the layers, kept by head and loss, and the weights."""
@@ -327,6 +332,8 @@ class Point(NamedTuple):
         totals = analysis.totals((shown,) if shown else tuple(TOTALS))
         if shown in (None, "flops") and run.attention == "flash":
             totals["flash_recompute_flops"] = analysis.kernel_recompute
+        if shown in (None, "flops") and analysis.comparisons != 0:
+            totals["sort_comparisons"] = analysis.comparisons
         rows_of = shown or "flops"
         return Report(
             command or "analyze", {"name": self.model.name or None} | as_dict(analysis.cfg), inputs, self.assumptions,

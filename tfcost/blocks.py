@@ -110,6 +110,8 @@ def project_heads(
 ATTENTION_KINDS: dict[str, Heads | str] = {
     "softmax": softmax_heads,
     "latent": "tfcost.latent",
+    "linear": "tfcost.linear_attention",
+    "lsh": "tfcost.hashing",
 }
 """The function that makes the heads of each kind of attention, or the module that has it, as ``heads``."""
 

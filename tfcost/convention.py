@@ -23,6 +23,9 @@ BADDBMM = "baddbmm"
 ATTENTION_KINDS = frozenset({"scores", BADDBMM, "weighted_sum"})
 """The products over the score square: QKᵀ and PV."""
 
+MIXING_KINDS = ATTENTION_KINDS | {"mixing"}
+"""These, and the products that take their place where there is no square."""
+
 GRADIENTS = 2  # both operands of QKᵀ and PV are activations with a gradient, each a product of the same size
 
 
@@ -119,7 +122,8 @@ class OpConvention(NamedTuple):
             macs = half(forward)
         forward += each * op.forward.elements
         backward += each * op.backward.elements
-        return Line(op.path, op.copies, macs, forward, backward if self.backward else 0, 0, attention)
+        mixing = op.kind in MIXING_KINDS
+        return Line(op.path, op.copies, macs, forward, backward if self.backward else 0, 0, mixing)
 
 
 class FormulaConvention(NamedTuple):

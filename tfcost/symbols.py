@@ -14,7 +14,7 @@ from tfcost.analysis import ATTENTION, Analysis, Options, options_of
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig, Stage, choice
 from tfcost.errors import UnknownName
-from tfcost.graph import Size, least, round_up
+from tfcost.graph import Size, doublings, least, round_up
 from tfcost.models import DOCUMENT_MODEL, Model, load
 from tfcost.rows import layer_groups
 
@@ -29,6 +29,11 @@ def _(a: Expr, multiple: int) -> Expr:
     return multiple * sympy.ceiling(a / multiple)
 
 
+@doublings.register(Expr)
+def _(n: Expr) -> Expr:
+    return sympy.ceiling(sympy.log(n, 2))
+
+
 def symbol(name: str) -> Symbol:
     """A positive integer symbol."""
     return Symbol(name, positive=True, integer=True)
@@ -41,20 +46,20 @@ FIELD_SYMBOLS = {
     "dense_layers": "l_dense", "experts": "E", "experts_per_token": "k", "expert_hidden": "d_e",
     "shared_expert_hidden": "d_s", "query_rank": "d_q", "kv_rank": "d_c", "rope_dim": "d_r", "value_dim": "d_v",
     "channels": "c", "classes": "C", "window_side": "w", "projection_size": "P", "source_positions": "S_max",
-    "pooler_size": "d_p",
+    "pooler_size": "d_p", "features": "m", "hashes": "r", "buckets": "n_b", "chunk_length": "n_c", "kernel": "k",
 }  # fmt: skip
 """The symbol of each size of a model. Equal depths are both ``l``."""
 
 OPTIONAL = (
     "vocab", "src_vocab", "max_positions", "window", "embedding_size", "bottleneck", "layer_sets", "experts",
     "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim", "classes", "window_side",
-    "projection_size", "source_positions", "pooler_size",
+    "projection_size", "source_positions", "pooler_size", "features", "hashes", "buckets", "chunk_length",
 )  # fmt: skip
 """Sizes that a model may lack: None, or 0."""
 
 LETTERS = (
     "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "w",
-    "t", "e", "V", "V_src", "N_max", "N_img", "F", "c", "C", "P", "d_p", "S_max",
+    "t", "e", "V", "V_src", "N_max", "N_img", "F", "r", "m", "n_b", "n_c", "c", "C", "P", "d_p", "S_max",
 )  # fmt: skip
 """The order in which a product's letters are written: bNd, bN²h, bNdV."""
 
@@ -175,6 +180,8 @@ class ClosedForms:
             **analysis.with_ratios(analysis.flops, analysis.options.convention),
         }
         figures |= {**analysis.memory, "flash_recompute_flops": analysis.kernel_recompute}
+        if analysis.comparisons != 0:
+            figures["sort_comparisons"] = analysis.comparisons
         wanted = figures if keys is None else keys
         return {key: by_layers(figures[key]) for key in wanted if figures.get(key) is not None}
 
@@ -311,19 +318,22 @@ class Crossover(NamedTuple):
 
     what: str
     length: Expr | None
+    against: str = "the rest of a layer"
 
 
 def crossovers(forms: ClosedForms) -> list[Crossover]:
     """Where the score square overtakes the rest of a layer: FLOPs at N = 6d, saved bytes at N = 34d/(5h).
 
-    Of a model that has layers with and without a window, a layer without; with windows alone no square grows.
+    Of a model that has layers with and without a window, a layer without; with windows alone no square grows. Of one
+    that has dense layers and layers with experts, a layer with experts.
     """
     analysis = forms.analysis
     n = symbol("N")
     same = {symbol("T"): n, symbol("S"): n}
     paths = [repeat.path for repeat in analysis.graph.repeats]
-    unlimited = [path for path in paths if path.endswith("global_layer")]
-    inside = tuple(path + "/" for path in unlimited or paths)
+    unlimited = [path for path in paths if "global" in path] or paths
+    sparse = [path for path in unlimited if "sparse" in path] or unlimited
+    inside = tuple(path + "/" for path in sparse)
     flops = sum(item.figures["flops"] for item in analysis.items("flops") if item.path.startswith(inside))
     kept = sum(item.figures["bytes"] for item in analysis.items("memory") if item.path.startswith(inside))
     found = []
@@ -382,7 +392,13 @@ def _name(letter: Expr, style: str) -> str:
 
 
 def _power(base: Expr, power: int, style: str) -> str:
-    if isinstance(base, sympy.Min):
+    if isinstance(base, sympy.ceiling) and base.args[0].has(sympy.log):
+        inner = written(base.args[0].as_numer_denom()[0].args[0], style)  # ⌈log₂ N⌉, the depth of a sort
+        text = f"⌈log₂ {inner}⌉" if style == "text" else rf"\lceil \log_2 {inner} \rceil"
+    elif isinstance(base, sympy.Add):
+        inner = written(base, style)
+        text = f"({inner})" if style == "text" else rf"\left({inner}\right)"
+    elif isinstance(base, sympy.Min):
         inner = ", ".join(written(each, style) for each in sorted(base.args, key=str))
         text = f"min({inner})" if style == "text" else rf"\min({inner})"
     else:

@@ -32,6 +32,7 @@ def single(values: dict[str, Any], flags: tuple[Flag, ...]) -> dict[str, Any]:
 
 def formula(model: str | None, values: dict[str, Any]) -> Report:
     """The closed forms: totals, per component or op, and the crossovers."""
+    from tfcost.crossings import against_the_full_square
     from tfcost.symbols import closed_forms, crossovers, plain
 
     keywords = single(values, FLAGS)
@@ -55,9 +56,10 @@ def formula(model: str | None, values: dict[str, Any]) -> Report:
     table = [{key: value if key == "path" else plain(value) for key, value in row.items()} for row in rows.values()]
     two = " (T = S = N)" if forms.analysis.run.src_len is not None else ""
     crossing = [
-        {"what": each.what + two, "length": None if each.length is None else plain(each.length),
+        {"what": each.what + two, "against": each.against,
+         "length": None if each.length is None else plain(each.length),
          "at": None if each.length is None else _number(each.length, forms.values)}
-        for each in crossovers(forms)
+        for each in (*crossovers(forms), *against_the_full_square(forms))
     ]  # fmt: skip
     assumptions = assumptions_of(forms.analysis)
     name = None if source is None else source.name
