@@ -32,6 +32,7 @@ INNER_CHOICES: dict[str, tuple[str, ...]] = {
     "attention_kind": ATTENTION_KINDS,
     "router": ("softmax", "chosen", "sigmoid"),
     "embedding_projection": PROJECTIONS,
+    "cell": ("", "rnn", "lstm", "gru"),
     "classifier_tokens": ("all", "first", "mean", "mean_after_first", "first_and_mean"),
 }
 """The same for fields that no flag states."""
@@ -196,6 +197,10 @@ class ModelConfig(NamedTuple):
     pooler_activation: str = "tanh"
     classifiers: int = 1
     pooled_norm: bool = False
+    # Recurrent cells (rnn, lstm, gru) and their biases per gate (PyTorch has two), or the tokens of a convolution.
+    cell: str = ""
+    gate_biases: int = 1
+    kernel: Size = None
     # Two towers: the other one, and the width in which they meet. Sound: positions of the encoder, of two frames each.
     projection_size: Size | None = None
     tower: ModelConfig | None = None
@@ -310,6 +315,8 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
         given["family"] = "image"
         given.setdefault("arch", "encoder")
     arch = given.setdefault("arch", "decoder")
+    if given.get("family") in ("recurrent", "convolutions"):
+        given.setdefault("heads", 1)  # which such a layer has none of
     missing = [field for field in ("hidden", "heads") if field not in given]
     layers = given.pop("layers", None)
     for stack in ("encoder", "decoder"):

@@ -61,6 +61,8 @@ class Facts(NamedTuple):
         """The layers of the one stack; an :class:`InputError` for a model that has two."""
         if self.cfg.arch == "encoder-decoder":
             raise InputError(f"--convention {convention} is defined for models of one stack, not for encoder-decoders")
+        if self.cfg.family not in ("", "image") or self.cfg.attention_kind in ("linear", "lsh"):
+            raise InputError(f"--convention {convention} is defined for layers that attend to all tokens or a window")
         return self.cfg.layers
 
     def one_dense_stack(self, convention: str) -> Size:

@@ -155,6 +155,8 @@ def remarks(cfg: ModelConfig, seq_len: int) -> list[str]:
             f"V = {cfg.vocab:,} is no multiple of 64: frameworks often pad it, which adds parameters and FLOPs"
         )
     crossing = 6 * cfg.hidden
+    if cfg.family not in ("", "image") or cfg.attention_kind in ("linear", "lsh"):
+        return found
     if seq_len > crossing and cfg.ffn == "mlp" and cfg.ffn_hidden == 4 * cfg.hidden and cfg.kv_heads == cfg.heads:
         found.append(f"N = {seq_len:,} is beyond 6d = {crossing:,}: the score square costs more than all projections")
     return found

@@ -12,7 +12,7 @@ from sympy import Expr, Symbol
 
 from tfcost.analysis import ATTENTION, Analysis, Options, options_of
 from tfcost.blocks import Run
-from tfcost.config import ModelConfig, Stage, choice
+from tfcost.config import ModelConfig, choice
 from tfcost.errors import UnknownName
 from tfcost.graph import Size, doublings, least, round_up
 from tfcost.models import DOCUMENT_MODEL, Model, load
@@ -53,7 +53,7 @@ FIELD_SYMBOLS = {
 OPTIONAL = (
     "vocab", "src_vocab", "max_positions", "window", "embedding_size", "bottleneck", "layer_sets", "experts",
     "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim", "classes", "window_side",
-    "projection_size", "source_positions", "pooler_size", "features", "hashes", "buckets", "chunk_length",
+    "projection_size", "source_positions", "pooler_size", "features", "hashes", "buckets", "chunk_length", "kernel",
 )  # fmt: skip
 """Sizes that a model may lack: None, or 0."""
 
@@ -95,7 +95,9 @@ def symbolic_config(cfg: ModelConfig, suffix: str = "") -> tuple[ModelConfig, di
     if cfg.patches is not None or cfg.source_positions is not None:
         changes["channels"] = name("channels")
     if cfg.stages:
-        changes["stages"] = symbolic_stages(cfg, d, h)
+        from tfcost.stages import symbolic_stages
+
+        changes["stages"] = symbolic_stages(cfg, d, h, symbol("N"))
     if cfg.tower is not None:
         tower, more = symbolic_config(cfg.tower, "_img")
         changes["tower"] = tower._replace(projection_size=changes["projection_size"])
@@ -118,31 +120,6 @@ def symbolic_config(cfg: ModelConfig, suffix: str = "") -> tuple[ModelConfig, di
     elif not cfg.stages:
         changes |= {field: name(field, "l" if equal else "") for field in stacks}
     return cfg._replace(**changes), values
-
-
-def symbolic_stages(cfg: ModelConfig, d: Symbol, h: Symbol) -> tuple[Stage, ...]:
-    """The stages of a Swin in N (patches of the first), d, h and w, where windows cover every grid without padding.
-
-    Where they do not, the tokens are the numbers that they are; so are widths and heads that do not double.
-    """
-    n, first = symbol("N"), cfg.stages[0]
-    whole = all(each.covered == each.tokens == first.tokens / 4**i for i, each in enumerate(cfg.stages))
-    doubled = all(each.heads == first.heads * 2**i for i, each in enumerate(cfg.stages))
-    wide = all(each.ffn_hidden == cfg.ffn_ratio * each.hidden for each in cfg.stages)
-    stages = []
-    for index, stage in enumerate(cfg.stages):
-        tokens, width = n / 4**index, d * 2**index
-        stages.append(
-            Stage(
-                stage.layers,
-                h * 2**index if doubled else stage.heads,
-                width,
-                sympy.nsimplify(cfg.ffn_ratio) * width if wide else stage.ffn_hidden,
-                tokens if whole else stage.tokens,
-                tokens if whole else stage.covered,
-            )
-        )
-    return tuple(stages)
 
 
 def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
@@ -240,10 +217,13 @@ def symbolic_model(model: str | os.PathLike[str] | Model | None, fields: dict[st
     source = DOCUMENT_MODEL if model is None else model if isinstance(model, Model) else load(model)
     if not source.from_config:
         stated = {key for key, value in fields.items() if value is not None}
-        missing: dict[str, Any] = {"hidden": symbol("d"), "heads": symbol("h"), "vocab": symbol("V")}
+        missing: dict[str, Any] = {"hidden": symbol("d"), "heads": symbol("h")}
+        if "image_size" not in stated:
+            missing["vocab"] = symbol("V")
         if not stated & {"layers", "encoder_layers", "decoder_layers"}:
             missing["layers"] = symbol("l")
-        source = source._replace(stated={key: value for key, value in missing.items() if key not in stated})
+        unknown = {key: letter for key, letter in missing.items() if key not in stated}
+        source = source._replace(stated={**unknown, **source.stated})
     return source.config(**fields), source
 
 
@@ -393,8 +373,7 @@ def _name(letter: Expr, style: str) -> str:
 
 def _power(base: Expr, power: int, style: str) -> str:
     if isinstance(base, sympy.ceiling) and base.args[0].has(sympy.log):
-        inner = written(base.args[0].as_numer_denom()[0].args[0], style)  # ⌈log₂ N⌉, the depth of a sort
-        text = f"⌈log₂ {inner}⌉" if style == "text" else rf"\lceil \log_2 {inner} \rceil"
+        text = _log(base.args[0], style)
     elif isinstance(base, sympy.Add):
         inner = written(base, style)
         text = f"({inner})" if style == "text" else rf"\left({inner}\right)"
@@ -406,6 +385,15 @@ def _power(base: Expr, power: int, style: str) -> str:
     if power == 1:
         return text
     return text + (str(power).translate(SUPERSCRIPT) if style == "text" else f"^{{{power}}}")
+
+
+def _log(quotient: Expr, style: str) -> str:
+    """⌈log₂ N⌉: a quotient of two logarithms, rounded up."""
+    above, below = [each.args[0] for each in quotient.as_numer_denom()]
+    inner, base = written(above, style), written(below, style)
+    if style == "latex":
+        return rf"\lceil \log_{{{base}}} {inner} \rceil"
+    return f"⌈log{'₂' if base == '2' else f'_{base}'} {inner}⌉"
 
 
 SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")

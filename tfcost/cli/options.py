@@ -112,6 +112,7 @@ VARIANTS = (
     _counts("hashes", "--hashes", help="lsh: rounds of hashing (r)"),
     _counts("buckets", "--buckets", help="lsh: buckets of a round (n_b)"),
     _counts("chunk_length", "--chunk-length", help="lsh: tokens of a chunk, which see it and the one before (c)"),
+    _counts("kernel", "--kernel", help="tokens of a convolution (k), of the model conv [default: 3]"),
     _counts("experts", "--experts", help="experts in place of a feed-forward (E) [default: none]"),
     _counts("experts_per_token", "--experts-per-token", "--top-k", help="experts that a token uses (k) [default: 1]"),
     _counts("expert_hidden", "--expert-hidden", help="width of an expert (d_e) [default: d_ff]"),
