@@ -90,10 +90,12 @@ def compare(specs: list[str], **given: Any) -> Report:
     points = {name: point_of(model, **{**given, **what_if}) for name, (model, what_if) in zip(names, read, strict=True)}
     if given.get("seq_len") is None:
         # Each has a default length of its own; figures are compared at one that all of them have.
-        given["seq_len"] = min(point.analysis.run.seq_len for point in points.values())
-        points = {
-            name: point_of(model, **{**given, **what_if}) for name, (model, what_if) in zip(names, read, strict=True)
-        }
+        # A model of images has no other length than its own.
+        texts = [name for name, point in points.items() if point.analysis.cfg.patches is None]
+        shortest = min([points[name].analysis.run.seq_len for name in texts], default=None)
+        for name, (model, what_if) in zip(names, read, strict=True):
+            if name in texts:
+                points[name] = point_of(model, **{**given, "seq_len": shortest, **what_if})
     first, *others = names
     reports = {name: point.report(None, "component", False) for name, point in points.items()}
     rows: list[dict[str, Any]] = []

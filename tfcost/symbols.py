@@ -53,7 +53,7 @@ FIELD_SYMBOLS = {
 OPTIONAL = (
     "vocab", "src_vocab", "max_positions", "window", "embedding_size", "bottleneck", "layer_sets", "experts",
     "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim", "classes", "window_side",
-    "projection_size", "source_positions", "pooler_size", "features", "hashes", "buckets", "chunk_length", "kernel",
+    "projection_size", "source_positions", "pooler_size", "features", "buckets", "chunk_length", "kernel",
 )  # fmt: skip
 """Sizes that a model may lack: None, or 0."""
 
@@ -86,6 +86,8 @@ def symbolic_config(cfg: ModelConfig, suffix: str = "") -> tuple[ModelConfig, di
     changes["head_dim"] = d / h if cfg.heads * cfg.head_dim == cfg.hidden else name("head_dim")
     changes["ffn_hidden"] = 4 * d if cfg.ffn_hidden == 4 * cfg.hidden else name("ffn_hidden")
     changes |= {field: name(field) for field in OPTIONAL if getattr(cfg, field) not in (None, 0)}
+    if cfg.hashes not in (None, 1):  # one round needs no weights of its own
+        changes["hashes"] = name("hashes")
     if cfg.experts is not None:
         same = cfg.expert_hidden == cfg.ffn_hidden
         changes["expert_hidden"] = changes["ffn_hidden"] if same else name("expert_hidden")
