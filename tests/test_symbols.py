@@ -114,6 +114,8 @@ def test_one_closed_form_holds_at_all_sizes(case, quantity, data):
     letters = {free[field]: numbers[field] for field in free}
     letters |= {symbol("b"): lengths["batch"]}
     letters |= {symbol("T" if "src_len" in lengths else "N"): lengths["seq_len"]}
+    if fields.get("classes"):
+        letters[symbol("C")] = fields["classes"]
     if "local_layers" in fields:
         letters[symbol("l_global")] = numbers["layers"] - numbers["local_layers"]
     if "src_len" in lengths:
