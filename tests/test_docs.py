@@ -24,6 +24,7 @@ from tfcost.cli.options import GROUPS
 from tfcost.cli.output import ENDINGS
 from tfcost.convention import CONVENTIONS
 from tfcost.models import preset_names
+from tfcost.policy import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -59,7 +60,19 @@ def conventions_table() -> str:
     return "\n".join([*lines, *rows])
 
 
-GENERATED: dict[str, Callable[[], str]] = {"flags": flags_table, "conventions": conventions_table}
+def recipes_table() -> str:
+    """The recipes of :mod:`tfcost.policy`, at the weights' usual size."""
+    header = ("recipe", "weights", "gradients", "master", "optimizer", "in all", "source")
+    lines = [pipe(*header), pipe("---", *["---:"] * 5, "---")]
+    for name, each in RECIPES.items():
+        sizes = each.per_parameter({"fp32-adam": 4, "fp8": 1}.get(name, 2)).values()
+        lines.append(pipe(f"`{name}`", *[str(size) for size in (*sizes, sum(sizes))], each.source))
+    return "\n".join(lines)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "flags": flags_table, "conventions": conventions_table, "recipes": recipes_table,
+}  # fmt: skip
 
 
 def part(name: str) -> re.Pattern[str]:

@@ -21,13 +21,14 @@ class Run(NamedTuple):
     """One pass: b sequences of N tokens (and S source tokens), and the attention kernel.
 
     ``attention``: ``"eager"`` and ``"math"`` keep the score square, ``"flash"`` recomputes it in backward and visits
-    only a window's keys.
+    only a window's keys. ``context`` tokens came before: their keys and values are in a cache (decoding).
     """
 
     batch: Size
     seq_len: Size
     src_len: Size | None = None
     attention: str = "eager"
+    context: Size = 0
 
 
 def attention(
@@ -68,6 +69,8 @@ def attention(
             if g.implementation.rotary_table:
                 table = g.tensor("rotary_table", ("n", "k"), (x.shape[1], width), grad=False)
             query, key = ops.rotary(g, "rotary_query", query, table), ops.rotary(g, "rotary_key", key, table)
+        if run.context != 0 and x is source and causal:
+            key, value = ops.cached(g, "key_cache", key, run.context), ops.cached(g, "value_cache", value, run.context)
         heads = _attend(g, query, key, value, cfg, run, causal, window, position_bias)
         d = x.shape[-1]
         out = ops.linear(

@@ -9,7 +9,7 @@ from tfcost import blocks, ops
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig
 from tfcost.errors import GraphError
-from tfcost.graph import Graph, Size, Tensor, div
+from tfcost.graph import Adapters, Graph, Size, Tensor, div
 from tfcost.heads import head
 from tfcost.implementation import DOCUMENT, Implementation
 
@@ -181,10 +181,16 @@ FAMILIES: dict[str, Callable[[Graph, ModelConfig, Run], None]] = {
 """The function that builds each ``arch``."""
 
 
-def build(cfg: ModelConfig, run: Run, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> Graph:
-    """The op graph of one forward pass of a model, with what this implementation keeps."""
+def build(
+    cfg: ModelConfig,
+    run: Run,
+    itemsize: Size = 2,
+    implementation: Implementation = DOCUMENT,
+    adapters: Adapters | None = None,
+) -> Graph:
+    """The op graph of one forward pass of a model, with what this implementation keeps and what trains."""
     if cfg.arch not in FAMILIES:
         raise GraphError(f"no family builds arch {cfg.arch!r}")
-    g = Graph(itemsize, implementation)
+    g = Graph(itemsize, implementation, adapters)
     FAMILIES[cfg.arch](g, cfg, run)
     return g

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sympy
 from sympy import Expr, Symbol
 
-from tfcost.analysis import ATTENTION, Analysis, Options, options_of
+from tfcost.analysis import ATTENTION, Analysis, Options, as_run, options_of
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig, choice
 from tfcost.errors import UnknownName
@@ -190,11 +190,14 @@ def closed_forms(
     **fields: Any,
 ) -> ClosedForms:
     """The closed forms of a model, or of the document's (``model=None``) with whatever structure ``fields`` state."""
+    options = options_of(dtype, convention, causal, implementation, semantics, fields)
     cfg, source = symbolic_model(model, fields)
+    cfg = as_run(cfg, options.running)
     kernel = choice("--attention", attention or ("flash" if source.from_config else "eager"), ATTENTION)
-    options = options_of(dtype, convention, causal, implementation, semantics)
     two = cfg.arch == "encoder-decoder" or cfg.cross_attention
-    run = Run(symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, kernel)
+    run = Run(
+        symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, kernel, options.running.context
+    )  # fmt: skip
     return ClosedForms(cfg, run, options, command, by)
 
 
