@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfcost.blocks import Run, kernel
 from tfcost.config import ModelConfig, choice, size
@@ -21,11 +21,13 @@ from tfcost.implementation import DOCUMENT as DOCUMENT_KEEPS
 from tfcost.implementation import NAMES as IMPLEMENTATIONS
 from tfcost.implementation import SEMANTICS, Implementation
 from tfcost.implementation import implementation as implementation_named
-from tfcost.memory import Memory
 from tfcost.models import DOCUMENT_MODEL, Model, load
 from tfcost.policy import KEYWORDS, PLAIN, TARGETS, Running, running
 from tfcost.report import Report
 from tfcost.rows import BY, Item, items, rows
+
+if TYPE_CHECKING:
+    from tfcost.memory import Memory
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 """Bytes of an activation or weight element per ``--dtype``."""
@@ -90,6 +92,8 @@ class Analysis:
     @cached_property
     def whole(self) -> Memory:
         """The whole memory: what is stored and kept, and when most is alive."""
+        from tfcost.memory import Memory  # what FLOPs and parameters do not need
+
         return Memory(self)
 
     @cached_property
@@ -173,12 +177,13 @@ class Analysis:
     def run_again(self, convention: OpConvention, half: bool) -> Size:
         """FLOPs of forward work that recomputation does once more: its regions, and logits that are not held."""
         work: Size = 0
-        if not self.whole.trains:
+        how = self.options.running
+        if how.mode != "train" or (how.recompute == "none" and how.loss == "eager"):
             return work
         forward = {line.path: line.forward for line in self.lines(convention, half)}
         for region in self.whole.regions:
             work += region.copies * sum([forward.get(op.path, 0) for op in self.graph.ops[region.start : region.stop]])
-        if self.options.running.loss != "eager":
+        if how.loss != "eager":
             logits = [op for op in self.whole.head_ops if op.kind == "linear" and op.output.axes == ("b", "n", "v")]
             work += sum([op.copies * forward.get(op.path, 0) for op in logits])
         return work
