@@ -301,6 +301,37 @@ def test_a16_and_a18_one_fp32_copy_of_the_logits():
         assert copy / GIB == pytest.approx(expected, abs=0.005)
 
 
+def test_a04_a_layer_of_bert_large_and_its_boundary():
+    shape = {"hidden": 1024, "heads": 16, "layers": 1, "seq_len": 512}
+    kept = {mode: tfcost.analyze(None, command="memory", **shape, recompute=mode).totals for mode in ("none", "full")}
+    assert kept["none"]["activation_bytes"] == 38_797_312
+    assert kept["full"]["activation_bytes"] == 1_048_576
+
+
+def test_a21_lora_of_a_13b_with_checkpointing():
+    """26.5 GB of weights, 0.33 of boundaries, and the logits; measured 28 GB."""
+    given = {"vocab": 64000, "seq_len": 800, "lora_rank": 8, "recompute": "full"}
+    totals = tfcost.analyze("llama-2-13b", command="memory", **given).totals
+    assert totals["end_of_forward_bytes"] == pytest.approx(27.4e9, rel=0.05)
+    assert totals["total_bytes"] == pytest.approx(28e9, rel=0.05)
+
+
+@pytest.mark.parametrize(("heads", "hidden", "percent"), [(96, 12288, 70), (128, 20480, 65)])
+def test_what_selective_recomputation_saves(heads, hidden, percent):
+    """Korthikanti et al. 2022, section 5: of GPT-3 and of MT-NLG, at N = 2048."""
+    shape = {"hidden": hidden, "heads": heads, "layers": 1, "seq_len": 2048}
+    kept = [tfcost.analyze(None, command="memory", **shape, recompute=mode).totals["activation_bytes"]
+            for mode in ("none", "selective")]  # fmt: skip
+    assert 100 * (1 - kept[1] / kept[0]) == pytest.approx(percent, rel=0.01)
+
+
+@pytest.mark.parametrize(("recipe", "gigabytes"), [("sgd-in-backward", 13.99), ("sgd", 27.83)])
+def test_s09_pure_bf16_of_a_7b(recipe, gigabytes):
+    """Weights, and weights with all gradients: measured 13.99 and 27.83 GB."""
+    step = tfcost.analyze("llama-2-7b", command="memory", seq_len=16, recipe=recipe).extra["moments"][-1]
+    assert step["total"] == pytest.approx(gigabytes * 1e9, rel=0.05)
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
