@@ -393,7 +393,7 @@ def test_bytes_scale_with_the_element_except_masks_and_fp32(case):
 
 
 HEADS = ("head", "loss", "pooler", "next_sentence", "classifier", "classifier_dropout", "head_transform",
-         "logit_softcap", "classifier_token")  # fmt: skip
+         "logit_softcap", "classifier_token", "classifier_dense", "classifier_input_dropout")  # fmt: skip
 
 
 @QUICK

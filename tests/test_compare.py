@@ -213,7 +213,7 @@ def test_without_torch_the_extra_is_named(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["validate", "--quick"]) == 2
-    assert capsys.readouterr().err == "tfcost: validate needs torch: pip install 'tfcost[torch]'\n"
+    assert capsys.readouterr().err == "tfcost: validate needs torch: pip install '.[torch]' in tfcost's folder\n"
 
 
 def test_the_table_of_one_case(capsys):
@@ -227,5 +227,27 @@ def test_the_table_of_one_case(capsys):
 def test_lists_give_a_case_each(capsys):
     assert main("validate -b 1,2 -N 4,8 -d 16 -h 2 --csv".split()) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.startswith("case,quantity,document,predicted,measured,difference")
+    assert header.startswith("number,case,quantity,document,predicted,measured,difference")
     assert len(rows) == 4 * 4
+
+
+@pytest.mark.parametrize("more", ["-V 10,20", "--ffn-hidden 10,20", "-N 4,4"])
+def test_every_case_of_a_list_is_shown(more, capsys):
+    assert main(f"validate -d 8 -h 2 -N 4 {more}".split()) == 0
+    out = capsys.readouterr().out
+    cases = 1 if more == "-N 4,4" else 2  # the same case twice is one
+    assert out.count("saved_bytes") >= cases
+    assert f"of {cases} case" in out
+
+
+@pytest.mark.parametrize(
+    "sizes", ["-d 10T -h 1 -l 1 -N 1", "-d 8 -h 2 -N 10T", "-d 8 -h 2 -l 10T -N 4", "-d 8 -h 2 -N 4 -l 1k"]
+)
+def test_a_case_that_would_not_fit_or_not_end_is_refused(sizes, capsys):
+    assert main(["validate", *sizes.split()]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_quick_goes_with_the_grid_alone(capsys):
+    assert main(["validate", "gpt2", "--quick"]) == 2
+    assert "--quick" in capsys.readouterr().err

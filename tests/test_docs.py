@@ -25,6 +25,7 @@ from tfcost.cli.main import COMMANDS
 from tfcost.cli.options import GROUPS
 from tfcost.cli.output import ENDINGS
 from tfcost.convention import CONVENTIONS
+from tfcost.model_types import MODEL_TYPES
 from tfcost.models import preset_names
 from tfcost.policy import RECIPES
 
@@ -154,7 +155,8 @@ def test_three_dots_stand_for_lines_and_nothing_else_does():
     assert not agrees("1.5\n", "1x5\n")
 
 
-def test_the_python_examples_run():
+def test_the_python_examples_run(monkeypatch):
+    monkeypatch.setattr(MODEL_TYPES, "added", {})  # one of them adds a family
     blocks = re.findall(r"^```pycon\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
     assert blocks
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)

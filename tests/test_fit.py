@@ -187,3 +187,11 @@ def test_devices_lists_them(run):
     code, out, _ = run("devices", "--json")
     assert code == 0
     assert {row["name"] for row in json.loads(out)["rows"]} == set(entries())
+
+
+@pytest.mark.parametrize(("model", "elements"), [("deepseek-v3", 61 * (512 + 64)), ("deepseek-v2", 60 * (512 + 64))])
+def test_latent_attention_caches_what_is_compressed_once(model, elements):
+    """DeepSeek-V2's table 1: (d_c + d_r) l elements per token; V3 in BF16 is 70.272 kB (Zhao et al. 2025, table 1)."""
+    totals = kv_report(load(model), seq_len=100).totals
+    assert totals["kv_cache_bytes_per_token"] == 2 * elements
+    assert totals["kv_cache_bytes_expanded"] > 10 * totals["kv_cache_bytes"]

@@ -173,11 +173,13 @@ def test_quantization_is_read_where_understood_and_never_an_error() -> None:
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_without_architectures_the_head_is_the_types_own(model_type: str) -> None:
     """A causal or conditional class with logits; a bare model for encoders."""
-    read = from_hf(small(model_type))
+    needed = {"num_experts_per_tok": 6} if model_type == "deepseek_v2" else {}
+    read = from_hf(small(model_type, **needed))
     bare = read.fields["arch"] == "encoder"
     assert read.architecture.endswith("Model" if bare and model_type != "gpt2" else ("LM", "LMHeadModel", "Generation"))
     assert read.fields["head"] is not bare
-    assert from_hf(small(model_type, architectures=None)) == from_hf(small(model_type, architectures=[])) == read
+    for none in (None, []):
+        assert from_hf(small(model_type, architectures=none, **needed)) == read
 
 
 def test_labels_are_counted_as_transformers_counts_them() -> None:

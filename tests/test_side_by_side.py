@@ -171,3 +171,22 @@ def test_a_convention_that_does_not_apply_says_why(capsys):
 def test_what_does_not_go_with_conventions_is_refused(more, capsys):
     assert main(["flops", "gpt2", "--conventions", *more.split()]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "latex"])
+def test_nothing_found_is_said_in_every_format(form, capsys):
+    assert main(["models", "zzzzzzzz", "--format", form]) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_what_if_of_a_field_without_a_flag():
+    rows = by_name(compare(["mistral-7b", "mistral-7b:window=128"], seq_len=1000).rows, "what")
+    assert rows["window"]["mistral-7b:window=128"] == 128
+    layers, d, n, w = 32, 4096, 1000, 128
+    difference = rows["attention_flops"]["mistral-7b"] - rows["attention_flops"]["mistral-7b:window=128"]
+    assert difference == layers * 4 * n * (n - w) * d
+
+
+def test_a_head_that_does_not_fit_the_table_is_named(capsys):
+    assert main(["flops", "electra-small", "--head"]) == 2
+    assert "--head" in capsys.readouterr().err

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfcost.blocks import Run, kernel
-from tfcost.config import ModelConfig, choice, size
-from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half
+from tfcost.config import ModelConfig, as_dict, choice, size
+from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half, misfit
 from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
@@ -22,7 +23,8 @@ from tfcost.implementation import NAMES as IMPLEMENTATIONS
 from tfcost.implementation import SEMANTICS, Implementation
 from tfcost.implementation import implementation as implementation_named
 from tfcost.models import DOCUMENT_MODEL, Model, load
-from tfcost.policy import KEYWORDS, PLAIN, TARGETS, Running, running
+from tfcost.ops import EXPERT_AXIS
+from tfcost.policy import KEYWORDS, PLAIN, Running, as_run, check_adapters, running
 from tfcost.report import Report
 from tfcost.rows import BY, Item, items, rows
 
@@ -50,6 +52,9 @@ MEMORY_TOTALS = (
 )  # fmt: skip
 TOTALS = {"flops": FLOPS_TOTALS, "params": PARAMS_TOTALS, "memory": MEMORY_TOTALS}
 """The keys of ``totals`` for each command, in the order in which they are printed."""
+
+FORWARD_ONLY = ("backward_flops", "train_flops", "recompute_flops", "hardware_flops", "train_flops_per_token")
+"""What a convention that counts forward passes only has no figure for."""
 
 PER_TOKEN = ("flops_per_token", "train_flops_per_token")
 """Ratios, per target token; the only totals that are floats."""
@@ -100,11 +105,18 @@ class Analysis:
     def parameters(self) -> dict[str, Size]:
         """Parameter counts. ``parameters = embedding + head + non_embedding``; a tied table is an embedding, once.
 
-        ``active_non_input_embedding`` leaves out the tables that are only looked up: a tied one is also multiplied by,
-        so it stays in.
+        ``active`` counts of the experts only as many as a token uses. ``active_non_input_embedding`` leaves out the
+        tables that are only looked up: a tied one is also multiplied by, so it stays in. ``trainable`` leaves out what
+        has no gradient.
         """
+        return {key: self.counts[key] for key in PARAMS_TOTALS}
+
+    @cached_property
+    def counts(self) -> dict[str, Size]:
+        """The counts of :attr:`parameters`, and ``active_non_embedding_parameters``, which conventions use."""
         multiplied = {id(w) for op in self.graph.ops if op.kind not in ("embedding", "unused") for w in op.weights}
         total: Size = 0
+        idle: Size = 0
         embedding: Size = 0
         looked_up: Size = 0
         trained: Size = 0
@@ -123,15 +135,18 @@ class Analysis:
                     looked_up += count
             elif weight.role == "head":
                 head += count
+            elif weight.axes[:1] == EXPERT_AXIS:
+                idle += count - self.cfg.experts_per_token * prod(weight.shape[1:]) * weight.copies
         return {
             "parameters": total,
-            "active_parameters": total,
-            "active_non_input_embedding_parameters": total - looked_up,
+            "active_parameters": total - idle,
+            "active_non_input_embedding_parameters": total - idle - looked_up,
             "embedding_parameters": embedding,
             "head_parameters": head,
             "non_embedding_parameters": total - embedding - head,
             "trainable_parameters": trained,
             "base_parameters": total - adapters,
+            "active_non_embedding_parameters": total - idle - embedding - head,
         }
 
     def lines(self, convention: Convention, half: bool) -> list[Line]:
@@ -142,13 +157,24 @@ class Analysis:
                     f"--causal half does not apply to --convention {convention.name}, which fixes its own count"
                 )
             convention = convention._replace(causal_half=True)
-        return convention.lines(self.graph, Facts(self.cfg, self.run, self.parameters))
+        return convention.lines(self.graph, Facts(self.cfg, self.run, self.counts))
 
     @cached_property
     def flops(self) -> dict[str, Size]:
         """FLOPs of a pass by the convention that was asked for."""
-        causal: Size = sum([line.copies * line.forward for line in self.lines(DOCUMENT, True)])
-        priced = self.priced_by(self.options.convention, self.options.causal == "half")
+        chosen = self.options.convention
+        half = self.options.causal == "half"
+        priced = self.priced_by(chosen, half)
+        causal = None  # where the convention fixes its own count, half a square is no question
+        if isinstance(chosen, OpConvention) and chosen.per_mac == FLOPS_PER_MAC:
+            causal = priced["forward_flops"]
+            if not half and not chosen.causal_half:
+                hidden = [
+                    op.copies * (FLOPS_PER_MAC * op.forward.macs - op.causal)
+                    for op in self.graph.ops
+                    if op.causal is not None and op.forward.macs != 0
+                ]
+                causal -= sum(hidden)
         return {"parameters": self.parameters["parameters"]} | priced | {"forward_flops_causal": causal}
 
     def priced_by(self, convention: Convention, half: bool = False) -> dict[str, Size]:
@@ -192,16 +218,29 @@ class Analysis:
         """Numeric FLOPs with their MACs and what they are per target token."""
         tokens, forward = self.run.batch * self.run.seq_len, figures["forward_flops"]
         macs = forward if isinstance(convention, OpConvention) and convention.per_mac == 1 else half(forward)
-        return figures | {
+        ratios = {
             "forward_macs": macs,
             "flops_per_token": forward / tokens,
             "train_flops_per_token": figures["train_flops"] / tokens,
         }
+        if isinstance(convention, OpConvention) and not convention.backward:
+            # It counts forward passes only, and says nothing of the rest: null, not zero.
+            ratios |= dict.fromkeys(FORWARD_ONLY)
+        return figures | ratios
 
     @property
     def kernel_recompute(self) -> Size:
-        """FLOPs of fused attention's backward on making the scores again: 2bN²d per layer. In no other total."""
-        return sum([op.copies * FLOPS_PER_MAC * op.recompute.macs for op in self.graph.ops])
+        """FLOPs of fused attention's backward on making the scores again: 2bN²d per layer (half of it by half squares).
+
+        In no other total, except by a convention that counts what the kernel runs (``torch``).
+        """
+        chosen = self.options.convention
+        half = self.options.causal == "half" or (isinstance(chosen, OpConvention) and chosen.causal_half)
+        return sum([
+            op.copies * (op.causal if half and op.causal is not None else FLOPS_PER_MAC * op.recompute.macs)
+            for op in self.graph.ops
+            if op.kind == "fused_attention"
+        ])  # fmt: skip
 
     @cached_property
     def memory(self) -> dict[str, Size]:
@@ -257,22 +296,38 @@ class Analysis:
 
 
 def _inputs(
-    cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src_len: int | None, running: Running
-) -> Run:
-    """The pass: lengths checked, and defaults derived from the model's own maximum; one token where it decodes."""
+    cfg: ModelConfig,
+    model: Model,
+    batch: int,
+    seq_len: int | None,
+    src_len: int | None,
+    frames: int | None,
+    running: Running,
+) -> tuple[Run, list[str]]:
+    """The pass: lengths checked, and defaults derived from the model's own maximum (one token where it decodes).
+
+    And what there is to warn of.
+    """
+    size("-b/--batch", batch)
+    if cfg.patches is not None or cfg.source_positions is not None:
+        from tfcost.inputs import run_of
+
+        return run_of(cfg, batch, seq_len, src_len, frames)
+    if frames is not None:
+        raise InputError("--frames needs a model of sound")
     longest = cfg.max_positions
     if seq_len is None and running.mode == "decode":
         seq_len = 1
     if seq_len is None:
         seq_len = DEFAULT_SEQ_LEN if longest is None or not model.from_config else min(DEFAULT_SEQ_LEN, longest)
-    for name, value in (("-b/--batch", batch), ("-N/--seq-len", seq_len), ("--src-len", src_len)):
-        if value is not None or name == "-b/--batch":
+    for name, value in (("-N/--seq-len", seq_len), ("--src-len", src_len)):
+        if value is not None:
             size(name, value)
     if cfg.arch == "encoder-decoder":
         src_len = seq_len if src_len is None else src_len
     elif src_len is not None and not cfg.cross_attention:
         raise InputError(f"--src-len needs an encoder and a decoder; this model is --arch {cfg.arch}")
-    return Run(batch, seq_len, src_len, context=running.context)
+    return Run(batch, seq_len, src_len, context=running.context), []
 
 
 def options_of(
@@ -309,13 +364,15 @@ class Point(NamedTuple):
         inputs: dict[str, Any] = {"batch": run.batch, "seq_len": run.seq_len}
         if run.src_len is not None:
             inputs["src_len"] = run.src_len
+        if run.frames is not None:
+            inputs["frames"] = run.frames
         shown = command if command in TOTALS else None
         totals = analysis.totals((shown,) if shown else tuple(TOTALS))
         if shown in (None, "flops") and run.attention == "flash":
             totals["flash_recompute_flops"] = analysis.kernel_recompute
         rows_of = shown or "flops"
         return Report(
-            command or "analyze", {"name": self.model.name or None} | analysis.cfg._asdict(), inputs, self.assumptions,
+            command or "analyze", {"name": self.model.name or None} | as_dict(analysis.cfg), inputs, self.assumptions,
             totals, lambda: analysis.rows(rows_of, by),
             (lambda: closed_forms_of(analysis, rows_of, by)) if formula else None, self.warnings, (),
             analysis.whole.notes() if shown == "memory" else None,
@@ -328,6 +385,7 @@ def point_of(
     batch: int = 1,
     seq_len: int | None = None,
     src_len: int | None = None,
+    frames: int | None = None,
     attention: str | None = None,
     causal: str = "full",
     dtype: str = "bf16",
@@ -342,32 +400,18 @@ def point_of(
     cfg = as_run(source.config(**fields), options.running)
     if attention is None:
         attention = "flash" if source.from_config else "eager"
-    run = _inputs(cfg, source, batch, seq_len, src_len, options.running)
-    analysis = Analysis(cfg, run._replace(attention=choice("--attention", attention, ATTENTION)), options)
-    check_adapters(analysis)
-    return Point(source, analysis, assumptions_of(analysis, source.ignored_keys), _warnings(cfg, source, run))
-
-
-DROPOUTS = tuple(field for field in ModelConfig._fields if field.endswith("dropout"))
-
-
-def as_run(cfg: ModelConfig, how: Running) -> ModelConfig:
-    """The model as it is run: without dropout unless it trains."""
-    changes: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0)
-    return cfg if how.mode == "train" else cfg._replace(**changes)
-
-
-def check_adapters(analysis: Analysis) -> None:
-    """Raise :class:`InputError` where an adapter's target is no layer of the model, or nothing is left to train."""
-    adapters, adapted = analysis.options.running.adapters, analysis.graph.adapted
-    if adapters is None:
-        return
-    if adapters.rank == 0 and analysis.parameters["trainable_parameters"] == 0:
-        raise InputError("--frozen leaves nothing to train: this model has no head of its own (--untied gives it one)")
-    missing = [name for name in adapters.targets if name not in adapted]
-    if missing and adapters.targets != TARGETS:
-        has = sorted({op.path.rpartition("/")[2] for op in analysis.graph.ops if op.kind == "linear"} & {*TARGETS})
-        raise InputError(f"--lora-targets: this model's layers have no {missing[0]!r}; they have {', '.join(has)}")
+    kernel = choice("--attention", attention, ATTENTION)
+    run, cautions = _inputs(cfg, source, batch, seq_len, src_len, frames, options.running)
+    run = run._replace(attention=kernel)
+    analysis = Analysis(cfg, run, options)
+    check_adapters(options.running.adapters, analysis.graph, analysis.counts["trainable_parameters"])
+    assumptions = assumptions_of(analysis, source.ignored_keys)
+    if source.stored_dtype:
+        assumptions["stored_dtype"] = f"{source.stored_dtype}, ignored"
+    warnings = cautions + _warnings(cfg, source, run)
+    if note := misfit(options.convention, cfg):
+        warnings.append(note)
+    return Point(source, analysis, assumptions, warnings)
 
 
 def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict[str, Any]:
@@ -381,8 +425,20 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
         "causal": options.causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
         "ignored_keys": list(ignored_keys), "running": options.running.words(),
     }  # fmt: skip
-    if cfg.vocab is None:
+    if cfg.experts is not None:
+        assumptions["routing"] = (
+            "each token to its experts, however they spread; none dropped"
+            if cfg.capacity_factor is None
+            else f"capacity factor {cfg.capacity_factor}: as many slots for each expert, filled or not"
+        )
+    if cfg.vocab is None and cfg.patches is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
+    if cfg.window is not None:
+        which = "all layers" if cfg.local_layers is None else f"{cfg.local_layers} layers"
+        visited = (
+            "at most that many keys per query" if asked == "flash" else "priced as the full square, as PyTorch runs"
+        )
+        assumptions["window"] = f"{cfg.window} in {which}, {visited}"
     return assumptions
 
 
@@ -423,7 +479,8 @@ def _warnings(cfg: ModelConfig, model: Model, run: Run) -> list[str]:
     if model.ignored_keys:
         warnings.append("keys that tfcost does not know, left out: " + ", ".join(model.ignored_keys))
     if cfg.positions == "learned" and cfg.max_positions is not None:
-        for name, length in (("-N/--seq-len", run.seq_len), ("--src-len", run.src_len)):
+        source = None if run.frames is not None else run.src_len
+        for name, length in (("-N/--seq-len", run.seq_len), ("--src-len", source)):
             if length is not None and length > cfg.max_positions:
                 warnings.append(f"{name} {length:,} is beyond the model's {cfg.max_positions:,} learned positions")
     return warnings

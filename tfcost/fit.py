@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tfcost.analysis import Analysis, Point, point_of
-from tfcost.config import choice
+from tfcost.blocks import Run
+from tfcost.config import ModelConfig, choice
 from tfcost.devices import device
 from tfcost.errors import InputError
-from tfcost.kv import caches, totals
+from tfcost.kv import Cache, caches, totals
 from tfcost.memory import Memory
 from tfcost.models import DOCUMENT_MODEL, Model
 from tfcost.policy import Running
@@ -186,7 +187,7 @@ def kv_report(model: Model | None, device: str | None = None, formula: bool = Fa
     weights = analysis.whole.states["weights"]
     capacity = analysis.whole.device
     free = None if capacity is None else max(capacity.memory_bytes - weights - overhead, 0)
-    figures = totals(found, analysis.run, free)
+    figures = totals(found, analysis.run, free, expanded_of(analysis.cfg, analysis.run, running.kv_dtype))
     if capacity is not None:
         figures |= {"weight_bytes": weights, "capacity_bytes": capacity.memory_bytes,
                     "fits": figures["kv_cache_bytes"] <= (free or 0)}  # fmt: skip
@@ -202,6 +203,11 @@ def kv_report(model: Model | None, device: str | None = None, formula: bool = Fa
                   (), extra)  # fmt: skip
 
 
+def expanded_of(cfg: ModelConfig, run: Run, dtype: str) -> list[Cache] | None:
+    """What latent attention would cache if it kept every head's keys and values; None for other attention."""
+    return caches(cfg, run, dtype, expanded=True) if cfg.attention_kind == "latent" else None
+
+
 class KvForms:
     """The closed forms of a KV cache's totals."""
 
@@ -211,11 +217,12 @@ class KvForms:
         symbolic, sizes = symbolic_config(analysis.cfg)
         self.run, lengths = symbolic_run(analysis.cfg, analysis.run)
         self.values = {**lengths, **sizes}
-        self.found = caches(symbolic, self.run, analysis.options.running.kv_dtype)
+        dtype = analysis.options.running.kv_dtype
+        self.found, self.expanded = caches(symbolic, self.run, dtype), expanded_of(symbolic, self.run, dtype)
 
     def formulas(self, keys: Any) -> dict[str, Any]:
         """The closed form of each total that has one."""
         from tfcost.symbols import plain
 
-        figures = totals(self.found, self.run, None)
+        figures = totals(self.found, self.run, None, self.expanded)
         return {key: plain(figures[key]) for key in keys if figures.get(key) is not None}

@@ -212,10 +212,15 @@ class Graph:
         size = self.itemsize if itemsize is None else itemsize
         return Tensor(self._prefix + name, axes, shape, size, self.copies, grad)
 
-    def weight(self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], role: str = "weight") -> Tensor:
-        """A parameter, created here. Inside a repetition that shares its weights it has fewer copies than its op."""
+    def weight(
+        self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], role: str = "weight", grad: bool = True
+    ) -> Tensor:
+        """A parameter, created here; a frozen one without ``grad``, or where ``adapters`` freeze it.
+
+        Inside a repetition that shares its weights it has fewer copies than its op.
+        """
         trains = self.adapters is None or role == ADAPTER or (self.adapters.rank == 0 and self.head_start is not None)
-        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, trains, role)
+        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, grad and trains, role)
 
     @property
     def through_embeddings(self) -> bool:

@@ -125,8 +125,11 @@ def _check(name: str, key: Key, value: Any) -> None:
         good = number
     elif key.kind == "flag":
         good = isinstance(value, bool)
-    elif key.kind == "list":
-        good = isinstance(value, list)
+    elif key.kind in ("list", "object"):
+        good = isinstance(value, list if key.kind == "list" else dict)
+    elif key.kind == "sides":
+        sides = value if isinstance(value, list) and len(value) == 2 else [value]
+        good = all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in sides)
     else:
         good = isinstance(value, str) and (not key.choices or value in key.choices)
     if not good:
@@ -224,6 +227,8 @@ def from_hf(config: Mapping[str, Any]) -> HFConfig:
 
 def _from_wrapper(config: Mapping[str, Any], nested: Mapping[str, Any]) -> HFConfig:
     """The language model of a multimodal config; the keys of the other parts are reported as left out."""
+    if isinstance(nested.get("text_config"), dict):
+        raise ConfigError("text_config stands inside a text_config: which of the models is meant?")
     inner = dict(nested)
     for inherited in INHERITED:
         if inherited in config:

@@ -29,21 +29,32 @@ class Cache(NamedTuple):
     """A number of tokens that does not grow (an encoder's output); None: those generated."""
 
 
-def caches(cfg: ModelConfig, run: Run, dtype: str) -> list[Cache]:
-    """Every cache of a model, for one sequence."""
+def caches(cfg: ModelConfig, run: Run, dtype: str, expanded: bool = False) -> list[Cache]:
+    """Every cache of a model, for one sequence.
+
+    Latent attention caches its compressed vector and the key that turns, d_c + d_r elements once for keys and values
+    (DeepSeek-V2, arXiv:2405.04434, table 1); ``expanded``: every head's keys and values, as plain attention would.
+    """
     if cfg.arch == "encoder":
         raise InputError("an encoder generates nothing, so it has no KV cache; kv is for decoders and encoder-decoders")
     if cfg.bidirectional:
         raise InputError("this decoder is bidirectional: earlier keys change with later tokens, so nothing is cached")
     # The kernel does not matter: eager's products read keys and values as they are.
+    latent = cfg.attention_kind == "latent"
+    if latent:
+        cfg = cfg._replace(
+            absorbed=not expanded
+        )  # absorbed, the keys are what is compressed, and the values part of it
     graph = build(cfg, run._replace(batch=1, attention="eager", context=0), KV_ITEMSIZE[dtype])
     windowed = cfg.window is not None
     found = []
     for op in graph.ops:
         if op.kind not in READS or op.path.startswith("encoder/"):
             continue
+        if latent and not expanded and op.kind == "weighted_sum":
+            continue
         tensor, scope = op.inputs[1], op.path.rpartition("/")[0]
-        local = windowed and (cfg.local_layers is None or "local_layer/" in op.path)
+        local = windowed and (cfg.local_layers is None or "local_" in op.path)
         across = scope.endswith("cross_attention")
         each = tensor.bytes if across else tensor.itemsize * _product(tensor.shape[:1] + tensor.shape[2:])
         if across:
@@ -102,7 +113,7 @@ def max_tokens(found: list[Cache], free: int, batch: int) -> int | None:
     return low
 
 
-def totals(found: list[Cache], run: Run, free: int | None) -> dict[str, Any]:
+def totals(found: list[Cache], run: Run, free: int | None, expanded: list[Cache] | None = None) -> dict[str, Any]:
     """The totals of ``tfcost kv``: of ``run.batch`` sequences of ``run.seq_len`` tokens."""
     sequence = cache_bytes(found, run.seq_len)
     figures: dict[str, Any] = {
@@ -112,5 +123,7 @@ def totals(found: list[Cache], run: Run, free: int | None) -> dict[str, Any]:
     if any(cache.window is not None for cache in found):
         figures["kv_cache_bytes_without_windows"] = run.batch * cache_bytes(found, run.seq_len, windows=False)
         figures["kv_cache_bytes_per_token_beyond_windows"] = per_token(found, beyond_windows=True)
+    if expanded is not None:
+        figures["kv_cache_bytes_expanded"] = run.batch * cache_bytes(expanded, run.seq_len)
     figures["max_tokens"] = None if free is None else max_tokens(found, free, run.batch)
     return figures

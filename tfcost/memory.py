@@ -104,7 +104,7 @@ class Memory:
                 largest = max(largest, each.gradient) if isinstance(each.gradient, int) else largest
         if self.recipe.in_backward:
             sums["gradients"] = largest
-        reference = self.analysis.parameters["base_parameters"] * self.itemsize if self.running.reference_model else 0
+        reference = self.analysis.counts["base_parameters"] * self.itemsize if self.running.reference_model else 0
         return sums | {"reference_weights": reference}
 
     @cached_property

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfcost.config import choice, size
+from tfcost.config import ModelConfig, choice, size
 from tfcost.errors import InputError, UnknownName
-from tfcost.graph import Adapters
+from tfcost.graph import Adapters, Graph
 
 FP32 = 4
 OWN = -1
@@ -256,3 +256,24 @@ def _adapters(given: Mapping[str, Any]) -> Adapters | None:
         if name not in TARGETS:
             raise UnknownName("LoRA target", name, (*TARGETS, *ALIASES, ALL_LINEAR))
     return Adapters(rank, names)
+
+
+DROPOUTS = tuple(field for field in ModelConfig._fields if field.endswith("dropout"))
+
+
+def as_run(cfg: ModelConfig, how: Running) -> ModelConfig:
+    """The model as it is run: without dropout unless it trains."""
+    changes: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0)
+    return cfg if how.mode == "train" else cfg._replace(**changes)
+
+
+def check_adapters(adapters: Adapters | None, graph: Graph, trainable: Any) -> None:
+    """Raise :class:`InputError` where an adapter's target is no layer of the model, or nothing is left to train."""
+    if adapters is None:
+        return
+    if adapters.rank == 0 and trainable == 0:
+        raise InputError("--frozen leaves nothing to train: this model has no head of its own (--untied gives it one)")
+    missing = [name for name in adapters.targets if name not in graph.adapted]
+    if missing and adapters.targets != TARGETS:
+        has = sorted({op.path.rpartition("/")[2] for op in graph.ops if op.kind == "linear"} & {*TARGETS})
+        raise InputError(f"--lora-targets: this model's layers have no {missing[0]!r}; they have {', '.join(has)}")

@@ -30,8 +30,8 @@ GAP = 2
 def width_of_output(to_file: bool = False) -> int:
     """The columns to fill: the terminal's, ``COLUMNS`` where it is set, or :data:`PIPE_WIDTH`."""
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) > 0:
-        return int(columns)
+    if columns.isascii() and columns.isdigit() and int(columns[:9]) > 0:
+        return int(columns[:9])
     if to_file or not _terminal():
         return PIPE_WIDTH
     return shutil.get_terminal_size((80, 24)).columns

@@ -163,7 +163,9 @@ class Report:
 GRID_LETTERS = {
     "batch": ("b",), "seq_len": ("N", "T"), "src_len": ("S",), "hidden": ("d",), "heads": ("h",), "layers": ("l",),
     "vocab": ("V",), "kv_heads": ("h_kv",), "head_dim": ("d_k",), "ffn_hidden": ("d_ff",), "max_positions": ("N_max",),
-    "encoder_layers": ("l", "l_enc"), "decoder_layers": ("l", "l_dec"), "src_vocab": ("V_src",),
+    "encoder_layers": ("l", "l_enc"), "decoder_layers": ("l", "l_dec"), "src_vocab": ("V_src",), "experts": ("E",),
+    "experts_per_token": ("k",), "expert_hidden": ("d_e",), "shared_expert_hidden": ("d_s",), "query_rank": ("d_q",),
+    "kv_rank": ("d_c",), "rope_dim": ("d_r",), "value_dim": ("d_v",),
 }  # fmt: skip
 """The letters that a listed size takes, which then have no one value."""
 
@@ -222,8 +224,9 @@ def assumptions_line(report: Report) -> str:
         parts += [f"{key} {given[key]}" for key in shown if given[key]]
         if given["kernel"] == "math" != given["attention"]:
             parts.append("the math kernel runs: this flash kernel has no dropout")
-    if "vocabulary" in given:
-        parts.append(f"vocabulary {given['vocabulary']}")
+    parts += [f"{key} {given[key]}" for key in ("routing", "vocabulary", "window") if key in given]
+    if "stored_dtype" in given and report.command != "params":
+        parts.append(f"the config's dtype {given['stored_dtype']}")
     if given["ignored_keys"]:
         parts.append("ignored keys " + ", ".join(given["ignored_keys"]))
     return "Assumptions: " + "; ".join(parts)

@@ -6,6 +6,7 @@ from math import prod
 from typing import NamedTuple
 
 from tfcost.graph import ADAPTER, Graph, Size, Tensor, div, round_up
+from tfcost.ops import EXPERT_AXIS
 from tfcost.policy import BLOCK_8BIT, FP32, MIN_8BIT, OWN, QUANTIZED, RECIPES, Quantized, Running
 
 SCALE = 4
@@ -25,8 +26,11 @@ class Stored(NamedTuple):
 def sides(weight: Tensor) -> tuple[Size, Size]:
     """Rows and columns of a weight as the matrix that it is in PyTorch: input features, output features.
 
-    Head axes (h, g, k) are one side; elsewhere the first axis comes in.
+    Head axes (h, g, k) are one side; elsewhere the first axis comes in. Experts (x) are that many matrices: the sides
+    of one.
     """
+    if weight.axes[:1] == EXPERT_AXIS:
+        return weight.shape[1], prod(weight.shape[2:])
     heads = [size for axis, size in zip(weight.axes, weight.shape, strict=True) if axis in ("h", "g", "k")]
     rest = [size for axis, size in zip(weight.axes, weight.shape, strict=True) if axis not in ("h", "g", "k")]
     if len(heads) > 1:
@@ -57,7 +61,8 @@ def stored(graph: Graph, weight: Tensor, running: Running, itemsize: Size) -> St
         states += recipe.states_8bit * eight_bit(count)
     if recipe.factored:
         # Torch's and transformers' rule: two means for a matrix, one of every element for a vector, always in fp32.
-        states += SCALE * (sum(sides(weight)) if len(weight.axes) > 1 else count)
+        experts = weight.shape[0] if weight.axes[:1] == EXPERT_AXIS else 1
+        states += SCALE * (experts * sum(sides(weight)) if len(weight.axes) > 1 else count)
     gradient = own if recipe.gradient == OWN else recipe.gradient
     return Stored(count * own, count * gradient, count * recipe.main_gradient, count * recipe.master, states)
 
@@ -76,7 +81,8 @@ def quantized(weight: Tensor, rule: Quantized) -> Size:
     if rule.block < 0:
         return values + SCALE
     if rule.block == 0:
-        return values + SCALE * sides(weight)[1]
+        experts = weight.shape[0] if weight.axes[:1] == EXPERT_AXIS else 1
+        return values + SCALE * experts * sides(weight)[1]
     blocks = div(round_up(count, rule.block), rule.block, "elements", "block")
     if not rule.double:
         return values + SCALE * blocks

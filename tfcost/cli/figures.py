@@ -14,17 +14,17 @@ from tfcost.cli.options import (
     ADAPT,
     ALL_CONVENTIONS,
     COUNTING,
+    MODEL_FLAGS,
     OUTPUT,
     PASS,
     ROWS,
     RUNNING,
     STORAGE,
-    STRUCTURE,
     Flag,
     command_app,
 )  # fmt: skip
 from tfcost.cli.output import emit, format_of
-from tfcost.config import ModelConfig
+from tfcost.config import from_dict
 from tfcost.errors import InputError
 from tfcost.models import load
 from tfcost.report import Report
@@ -45,7 +45,7 @@ def every_point(
 ) -> Report:
     """The report of one point, or of the grid that listed sizes span."""
     keywords = {key: value for key, value in values.items() if key not in (*OUTPUT_KEYS, "conventions")}
-    keywords.setdefault("formula", format_of(values) == "table")
+    keywords.setdefault("formula", format_of(values) not in ("json", "csv"))
     source = None if model is None else load(model)
     sizes = [flag.keyword for flag in flags if flag.kind == "counts" and flag.keyword in keywords]
     listed = [key for key in sizes if len(keywords[key]) > 1]
@@ -69,7 +69,7 @@ def every_point(
 
 def _all(values: list[Any]) -> Any:
     """The one value that all points share, or the list of the different ones."""
-    different = list(dict.fromkeys(values))
+    different = [value for index, value in enumerate(values) if value not in values[:index]]
     return different[0] if len(different) == 1 else different
 
 
@@ -83,7 +83,7 @@ def _closed_forms(every: list[Report], listed: list[str]) -> Any:
     from tfcost.symbols import FIELD_SYMBOLS, symbol, symbolic_config
 
     configs = [{key: value for key, value in report.model.items() if key != "name"} for report in every]
-    structures = [symbolic_config(ModelConfig(**config))[0] for config in configs]
+    structures = [symbolic_config(from_dict(config))[0] for config in configs]
     differ = [field for field in FIELD_SYMBOLS if len({getattr(each, field) for each in structures}) > 1]
     for report, structure in zip(every, structures, strict=True):
         if all(getattr(structure, field) == symbol(FIELD_SYMBOLS[field]) for field in differ):
@@ -91,8 +91,8 @@ def _closed_forms(every: list[Report], listed: list[str]) -> Any:
     return None
 
 
-FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ADAPT, *ROWS, *OUTPUT)
-MEMORY_FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *RUNNING, *ROWS, *OUTPUT)
+FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *ADAPT, *ROWS, *OUTPUT)
+MEMORY_FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *RUNNING, *ROWS, *OUTPUT)
 
 HELP = {
     "flops": "FLOPs of a forward pass, a backward pass and a training step, by component.",
@@ -105,7 +105,7 @@ def every_convention(model: str | None, values: dict[str, Any]) -> Report:
     """One point's FLOPs by each named convention."""
     from tfcost.side_by_side import conventions
 
-    for key in ("convention", "by", "formula"):
+    for key in ("convention", "by", "formula", "causal"):
         if key in values:
             raise InputError(f"--conventions shows them all; --{key} does not go with it")
     keywords = {key: value for key, value in values.items() if key not in (*OUTPUT_KEYS, "conventions")}

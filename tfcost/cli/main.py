@@ -51,7 +51,7 @@ def _dispatch(arguments: list[str]) -> int:
         write(overview(), None)
         return 0
     name, *rest = arguments
-    if name == "--version":
+    if name == "--version" or rest[:1] == ["--version"]:
         from tfcost import __version__
 
         write(f"tfcost {__version__}", None)

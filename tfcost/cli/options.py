@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from tfcost.config import CHOICES
+from tfcost.config import ATTENTION_KINDS, CHOICES
 from tfcost.errors import InputError
 from tfcost.policy import KV_ITEMSIZE, QUANTIZED, RECIPES
 from tfcost.units import parse_bytes, parse_counts, parse_probability
@@ -53,13 +53,15 @@ def _counts(keyword: str, *names: str, help: str) -> Flag:
 
 
 def _choice(keyword: str, help: str, choices: tuple[str, ...] | None = None) -> Flag:
-    return Flag(keyword, (f"--{keyword}",), "choice", help, CHOICES[keyword] if choices is None else choices)
+    names = (f"--{keyword.replace('_', '-')}",)
+    return Flag(keyword, names, "choice", help, CHOICES[keyword] if choices is None else choices)
 
 
 PASS = (
     _counts("batch", "-b", "--batch", help="sequences (b) [default: 1]"),
     _counts("seq_len", "-N", "--seq-len", help="tokens per sequence (N) [default: 2048, or the model's own maximum]"),
     _counts("src_len", "--src-len", help="source tokens of an encoder-decoder (S) [default: N]"),
+    _counts("frames", "--frames", help="frames of sound (F) [default: two for each position of the encoder]"),
     _choice(
         "attention", "kernel: what is computed and kept [default: eager; with MODEL: flash]", ("eager", "flash", "math")
     ),
@@ -95,6 +97,33 @@ STRUCTURE = (
         "dropout of attention weights [default: as dropout]",
     ),
 )
+VARIANTS = (
+    _counts("image_size", "--image-size", help="side of an image, in pixels; without MODEL: a model of images"),
+    _counts("patch_size", "--patch-size", help="side of a patch, in pixels"),
+    _counts("channels", "--channels", help="channels of an image (c) [default: 3]"),
+    _counts("classes", "--classes", help="classes that a head tells apart (C) [default: no such head]"),
+    _counts("window", "--window", help="keys that a query sees at most (w) [default: all]"),
+    _counts("local_layers", "--local-layers", help="layers that have the window [default: all]"),
+    Flag("attention_sinks", ("--attention-sinks/--no-attention-sinks",), "switch", "a sink per head [default: no]"),
+    _choice("attention_kind", "how queries meet keys [default: softmax]", ATTENTION_KINDS),
+    _counts("query_rank", "--query-rank", help="latent: width of compressed queries (d_q) [default: not compressed]"),
+    _counts("kv_rank", "--kv-rank", help="latent: width of the compressed keys and values (d_c)"),
+    _counts("rope_dim", "--rope-dim", help="latent: part of d_k that turns with the position (d_r)"),
+    _counts("value_dim", "--value-dim", help="latent: width of a value (d_v) [default: d_k]"),
+    Flag("absorbed", ("--absorbed/--expanded",), "switch", "latent: keys stay compressed [default: expanded]"),
+    _counts("experts", "--experts", help="experts in place of a feed-forward (E) [default: none]"),
+    _counts("experts_per_token", "--experts-per-token", "--top-k", help="experts that a token uses (k) [default: 1]"),
+    _counts("expert_hidden", "--expert-hidden", help="width of an expert (d_e) [default: d_ff]"),
+    _counts("shared_expert_hidden", "--shared-expert-hidden", help="width of what all use (d_s) [default: none]"),
+    _counts("dense_layers", "--dense-layers", help="layers without experts [default: none]"),
+    Flag(
+        "capacity_factor",
+        ("--capacity-factor",),
+        "text",
+        "slots of the experts per routed token, filled or not [default: one for each, wherever it goes]",
+    ),
+)
+MODEL_FLAGS = (*STRUCTURE, *VARIANTS)
 COUNTING = (
     Flag(
         "causal", ("--causal",), "choice", "price the full score square or half of it [default: full]", ("full", "half")
@@ -162,6 +191,7 @@ OUTPUT = (
 GROUPS = {
     "The pass": PASS,
     "The model; with MODEL, a what-if": STRUCTURE,
+    "Variants of attention and feed-forward": VARIANTS,
     "How FLOPs are counted": (*COUNTING, ALL_CONVENTIONS),
     "What is kept": STORAGE,
     "How it is run": RUNNING,

@@ -7,20 +7,20 @@ from typing import Any
 import typer
 
 from tfcost.cli.figures import every_point
-from tfcost.cli.options import ADAPT, DEVICE, KV_DTYPE, OUTPUT, PASS, RUN, STORAGE, STRUCTURE, Flag, command_app
+from tfcost.cli.options import ADAPT, DEVICE, KV_DTYPE, MODEL_FLAGS, OUTPUT, PASS, RUN, STORAGE, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.errors import InputError
 from tfcost.report import Report
 
 FORMULA = Flag("formula", ("--formula/--no-formula",), "switch", "closed forms [default: no]")
 KV_FLAGS = (
-    *[flag for flag in PASS if flag.keyword != "attention"], *STRUCTURE,
+    *[flag for flag in PASS if flag.keyword != "attention"], *MODEL_FLAGS,
     *[flag for flag in STORAGE if flag.keyword == "dtype"], KV_DTYPE, *DEVICE, FORMULA, *OUTPUT,
 )  # fmt: skip
 FIT_FLAGS = (
     Flag("solve", ("--solve",), "choice", "what to make as large as fits",
          ("batch", "seq-len", "layers", "hidden", "lora-rank")),
-    *PASS, *STRUCTURE, *STORAGE, *RUN, *ADAPT, KV_DTYPE, *DEVICE, *OUTPUT,
+    *PASS, *MODEL_FLAGS, *STORAGE, *RUN, *ADAPT, KV_DTYPE, *DEVICE, *OUTPUT,
 )  # fmt: skip
 DEVICE_FLAGS = OUTPUT
 

@@ -1,4 +1,7 @@
-"""The table of model types: which keys of a ``config.json`` mean what, with the defaults of transformers 5.24."""
+"""The table of model types: which keys of a ``config.json`` mean what, with the defaults of transformers 5.24.
+
+The rows stand in the modules beside this one, by kinship; a module is imported when one of its rows is first read.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ __all__ = ["COMMON_INERT", "COMMON_MUST_BE", "LABELS", "MODEL_TYPES", "Key", "Mo
 MODULES = {
     "gpt": "gpt2 gpt_bigcode gpt_neo gptj gpt_neox bloom opt falcon RefinedWeb RefinedWebModel mpt",
     "llama": "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3",
+    "experts": "mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 gpt_oss granitemoe dbrx",
     "encoders": "bert roberta xlm-roberta camembert distilbert electra albert mobilebert",
     "encoder_decoders": "t5 mt5 bart mbart",
+    "vision": "vit deit dinov2 dinov2_with_registers swin",
+    "multimodal": "clip clip_text_model clip_vision_model whisper",
 }
 """The module that holds each row: a command reads one model, and loads one module."""
 

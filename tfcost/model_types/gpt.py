@@ -238,7 +238,7 @@ BLOOM = ModelType(
         "tie_word_embeddings": flag("tied", True),
     },
     architectures=decoder_heads("Bloom"),
-    fixed={**ALIBI, "bias": True, "embedding_norm": True},
+    fixed={**ALIBI, "bias": True, "embedding_norm": True, "scores_with_bias": True},
     aliases={"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     inert=names(
         """apply_residual_connection_post_layernorm attention_softmax_in_fp32 bias_dropout_fusion layer_norm_epsilon

@@ -20,7 +20,7 @@ from tfcost.model_types.spec import (
     probability,
     size,
 )  # fmt: skip
-from tfcost.model_types.windows import state_layer_types, state_window_from
+from tfcost.model_types.windows import MAX_LAYERS, state_layer_types, state_window_from
 
 LLAMA_LIKE: Mapping[str, Any] = {**ROTARY, "norm": "rmsnorm", "ffn": "glu", "bias": False, "dropout": 0.0}
 
@@ -50,6 +50,8 @@ def _gemma2(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
 def _gemma3(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     _llama(values, stated)
     period = values["sliding_window_pattern"]
+    if period > MAX_LAYERS:
+        raise ConfigError(f"sliding_window_pattern {period} is longer than any stack of layers")
     state_layer_types(values, stated, "L" * (period - 1) + "G")
     stated["logit_softcap"] = values["final_logit_softcapping"] is not None
     if values["use_bidirectional_attention"]:

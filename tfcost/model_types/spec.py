@@ -36,7 +36,8 @@ class Key(NamedTuple):
         kinds = {
             "size": "a positive integer" if self.least == 1 else f"an integer of at least {self.least}",
             "probability": "a number from 0 to below 1", "flag": "true or false", "number": "a number",
-            "list": "an array", "name": f"one of {', '.join(self.choices)}" if self.choices else "a string",
+            "list": "an array", "object": "an object", "sides": "a positive integer or an array of two",
+            "name": f"one of {', '.join(self.choices)}" if self.choices else "a string",
         }  # fmt: skip
         return kinds[self.kind] + (" or null" if self.nullable else "")
 

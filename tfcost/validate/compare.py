@@ -69,6 +69,14 @@ class Case(NamedTuple):
         cfg, run = self.cfg, self.run
         lengths = f"b={run.batch} N={run.seq_len}" + (f" S={run.src_len}" if run.src_len is not None else "")
         sizes = f"d={cfg.hidden} h={cfg.heads}" + (f"/{cfg.kv_heads}" if cfg.kv_heads != cfg.heads else "")
+        other = {"V": cfg.vocab, "V_src": cfg.src_vocab, "d_ff": cfg.ffn_hidden, "d_k": cfg.head_dim}
+        sizes += "".join(f" {letter}={size}" for letter, size in other.items() if size is not None)
+        layers = f"{cfg.encoder_layers}+{cfg.decoder_layers}" if cfg.arch == "encoder-decoder" else f"{cfg.layers}"
+        ends = [
+            word
+            for word, there in (("final norm", cfg.final_norm), ("untied", not cfg.tied), ("no head", not cfg.head))
+            if there
+        ]
         drops = [cfg.dropout, cfg.attention_dropout, cfg.ffn_dropout, cfg.embedding_dropout]
         words = [
             cfg.arch,
@@ -81,8 +89,9 @@ class Case(NamedTuple):
             "dropout " + "/".join(f"{p:g}" for p in drops),
             self.dtype,
             run.attention,
+            *ends,
         ]
-        return f"{lengths} {sizes} l={cfg.layers} {', '.join(words)}"
+        return f"{lengths} {sizes} l={layers} {', '.join(words)}"
 
 
 class Check(NamedTuple):

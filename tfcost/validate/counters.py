@@ -117,7 +117,7 @@ def fvcore_macs(module: nn.Module, inputs: Inputs) -> Macs:
             warnings.simplefilter("ignore")  # it uses torch.jit, which newer PyTorch deprecates
             from fvcore.nn import FlopCountAnalysis
     except ImportError:
-        raise MissingExtra("fvcore is not installed: pip install 'tfcost[torch]'") from None
+        raise MissingExtra("fvcore is not installed: pip install '.[torch]' in tfcost's folder") from None
     training = module.training
     module.eval()
     try:

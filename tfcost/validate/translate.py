@@ -31,7 +31,7 @@ try:
 except ModuleNotFoundError as error:
     if __name__ != "__main__" or error.name != "torch":
         raise
-    print("error: this needs PyTorch; install the extra: pip install 'tfcost[torch]'", file=sys.stderr)
+    print("tfcost: this needs torch: pip install '.[torch]' in tfcost's folder", file=sys.stderr)
     sys.exit(2)
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
@@ -300,7 +300,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise MissingExtra("--plot needs matplotlib; install the extra: pip install 'tfcost[plot]'") from None
+        raise MissingExtra("--plot needs matplotlib: pip install '.[plot]' in tfcost's folder") from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -395,7 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(_arguments().parse_args(arguments))
     except TfcostError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"tfcost: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
