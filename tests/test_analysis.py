@@ -21,6 +21,7 @@ SUMS = {
 COMMAND = st.sampled_from(sorted(SUMS))
 BY = ("total", "component", "op", "layer")
 RATIOS = ("flops_per_token", "train_flops_per_token")
+STORED = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "master_weight_bytes")
 
 
 def whole(value) -> bool:
@@ -145,9 +146,9 @@ def test_ops_of_the_documents_model(path, flops):
 def test_work_and_activations_are_linear_in_the_batch_and_parameters_free_of_it(case, times):
     one, many = case.totals(), case.totals(batch=times * case.run["batch"])
     for key, value in one.items():
-        if value is None or key in ("end_of_forward_bytes",) or key in RATIOS:
+        if value is None or key in ("end_of_forward_bytes", "total_bytes", "peak_moment") or key in RATIOS:
             continue
-        fixed = "parameters" in key or key == "weight_bytes"
+        fixed = "parameters" in key or key in STORED
         assert many[key] == (value if fixed else times * value), key
     assert many["flops_per_token"] == pytest.approx(one["flops_per_token"], rel=1e-15)
 
@@ -195,7 +196,9 @@ def test_totals_hang_together(case):
     assert t.hardware_flops == t.train_flops + t.recompute_flops
     assert t.recompute_flops == 0
     assert t.parameters == t.embedding_parameters + t.head_parameters + t.non_embedding_parameters
-    assert t.end_of_forward_bytes == t.activation_bytes + t.logits_bytes + t.weight_bytes
+    stored = t.weight_bytes + t.optimizer_bytes + t.master_weight_bytes
+    assert t.end_of_forward_bytes == t.activation_bytes + t.logits_bytes + stored
+    assert t.total_bytes >= max(t.end_of_forward_bytes, stored + t.gradient_bytes)
     assert 0 < t.attention_flops < t.forward_flops
     assert t.forward_flops_causal <= t.forward_flops
     tokens = case.run["batch"] * case.run["seq_len"]
@@ -215,13 +218,17 @@ def test_the_totals_of_a_command_are_those_of_all_together(case):
 
 def test_totals_have_the_keys_of_the_contract():
     report = analyze(hidden=8, heads=2, layers=3, vocab=11)
-    assert list(report.totals) == (
-        "parameters forward_flops forward_macs backward_flops train_flops recompute_flops hardware_flops "
-        "forward_flops_causal attention_flops flops_per_token train_flops_per_token active_parameters "
-        "active_non_input_embedding_parameters embedding_parameters head_parameters non_embedding_parameters "
-        "trainable_parameters activation_bytes activation_bytes_per_layer logits_bytes weight_bytes "
-        "end_of_forward_bytes"
-    ).split()
+    assert (
+        list(report.totals)
+        == (
+            "parameters forward_flops forward_macs backward_flops train_flops recompute_flops hardware_flops "
+            "forward_flops_causal attention_flops flops_per_token train_flops_per_token active_parameters "
+            "active_non_input_embedding_parameters embedding_parameters head_parameters non_embedding_parameters "
+            "trainable_parameters activation_bytes activation_bytes_per_layer logits_bytes weight_bytes "
+            "gradient_bytes optimizer_bytes master_weight_bytes kv_cache_bytes communication_buffer_bytes "
+            "overhead_bytes end_of_forward_bytes total_bytes peak_moment fits"
+        ).split()
+    )
 
 
 @QUICK
@@ -245,6 +252,8 @@ def test_integers_are_never_floats(case, by):
     for key, value in report.totals.items():
         if key in RATIOS:
             assert type(value) is float
+        elif key == "peak_moment":
+            assert value in {moment["moment"] for moment in case.analyze("memory").extra["moments"]}
         else:
             assert value is None or whole(value), key
     for command in SUMS:
@@ -299,9 +308,7 @@ def test_grouped_queries_leave_the_score_flops_alone(fields, data):
     heads = fields["heads"]
     divisors = [size for size in range(1, heads + 1) if heads % size == 0]
     one, other = data.draw(st.sampled_from(divisors)), data.draw(st.sampled_from(divisors))
-    first, second = (
-        analyze(**{**fields, "kv_heads": kv}, seq_len=6, attention="eager").totals for kv in (one, other)
-    )
+    first, second = (analyze(**{**fields, "kv_heads": kv}, seq_len=6, attention="eager").totals for kv in (one, other))
     assert first["attention_flops"] == second["attention_flops"]
     width = fields.get("head_dim") or fields["hidden"] // heads
     per_token = 2 * 2 * fields["hidden"] * width * (other - one) * fields["layers"]  # FLOPs of K and V
@@ -374,7 +381,7 @@ def test_bytes_scale_with_the_element_except_masks_and_fp32(case):
         fixed = one[key] - per_byte
         rows = Case(case.fields, case.run | {"dtype": "bf16"}).analyze("memory", by="op").rows
         head = {row["path"] for row in rows if row["path"].split("/")[0] in HEADS}
-        kept = [row for row in rows if row["path"] != "weights" and (row["path"] in head) == (key == "logits_bytes")]
+        kept = [row for row in rows if "tensor" in row and (row["path"] in head) == (key == "logits_bytes")]
         expected = sum(
             row["bytes"] for row in kept if row["tensor"].endswith(("/mask", "/log_sum_exp", "/fp32_log_probabilities"))
         )

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import doctest
+import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from tfcost.cli.output import ENDINGS
 from tfcost.convention import CONVENTIONS
 from tfcost.model_types import MODEL_TYPES
 from tfcost.models import preset_names
+from tfcost.policy import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -60,7 +63,34 @@ def conventions_table() -> str:
     return "\n".join([*lines, *rows])
 
 
-GENERATED: dict[str, Callable[[], str]] = {"flags": flags_table, "conventions": conventions_table}
+def recipes_table() -> str:
+    """The recipes of :mod:`tfcost.policy`, at the weights' usual size."""
+    header = ("recipe", "weights", "gradients", "master", "optimizer", "in all", "source")
+    lines = [pipe(*header), pipe("---", *["---:"] * 5, "---")]
+    for name, each in RECIPES.items():
+        sizes = each.per_parameter({"fp32-adam": 4, "fp8": 1}.get(name, 2)).values()
+        lines.append(pipe(f"`{name}`", *[str(size) for size in (*sizes, sum(sizes))], each.source))
+    return "\n".join(lines)
+
+
+def measured_table() -> str:
+    """Measured totals beside ours (``tests/data/memory_measured.json``), and the median of the differences."""
+    cases = json.loads((Path(__file__).parent / "data" / "memory_measured.json").read_text(encoding="utf-8"))
+    lines = [pipe("run", "measured", "tfcost", "difference", "source"), pipe("---", *["---:"] * 3, "---")]
+    errors = []
+    for case in cases:
+        total = analyze(case["model"], command="memory", **case["given"]).totals["total_bytes"]
+        ours = total / {"GiB": 2**30, "GB": 10**9}[case["unit"]]
+        errors.append(abs(ours / case["measured"] - 1))
+        unit = case["unit"]
+        shown = f"{case['measured']} {unit}", f"{ours:.1f} {unit}", f"{ours / case['measured'] - 1:+.1%}"
+        lines.append(pipe(case["what"], *shown, case["source"]))
+    return "\n".join([*lines, "", f"The median error is {statistics.median(errors):.1%}."])
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "flags": flags_table, "conventions": conventions_table, "recipes": recipes_table, "measured": measured_table,
+}  # fmt: skip
 
 
 def part(name: str) -> re.Pattern[str]:

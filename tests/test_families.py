@@ -250,8 +250,11 @@ def test_parameters_by_hand(case):
     assert totals["embedding_parameters"] == embedding
     assert totals["head_parameters"] == head
     assert totals["non_embedding_parameters"] == rest
-    assert totals["parameters"] == totals["trainable_parameters"] == totals["active_parameters"] == sum(
-        (embedding, head, rest)
+    assert (
+        totals["parameters"]
+        == totals["trainable_parameters"]
+        == totals["active_parameters"]
+        == sum((embedding, head, rest))
     )
 
 
@@ -364,7 +367,8 @@ def test_bytes_kept_by_hand(case):
     assert totals["activation_bytes"] == layers
     assert totals["logits_bytes"] == head
     assert totals["weight_bytes"] == ITEMSIZE[case.run["dtype"]] * totals["parameters"]
-    assert totals["end_of_forward_bytes"] == layers + head + totals["weight_bytes"]
+    stored = totals["weight_bytes"] + totals["optimizer_bytes"] + totals["master_weight_bytes"]
+    assert totals["end_of_forward_bytes"] == layers + head + stored
 
 
 # --- The document's models, symbolically ----------------------------------------------------------------------------
@@ -513,9 +517,7 @@ def test_a_shared_table_serves_source_target_and_head_once():
 
 def test_learned_positions_are_a_table_per_stack():
     assert equal(closed_form(None, "embedding_parameters", positions="learned", max_positions=N_max), V * d + N_max * d)
-    two = closed_form(
-        None, "embedding_parameters", arch="encoder-decoder", positions="learned", max_positions=N_max
-    )
+    two = closed_form(None, "embedding_parameters", arch="encoder-decoder", positions="learned", max_positions=N_max)
     assert equal(two, V * d + 2 * N_max * d)
 
 

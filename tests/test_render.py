@@ -52,7 +52,7 @@ def test_every_figure_is_whole_at_every_width(command, width, by):
         assert f"{row[FIGURE[command]]:,}" in found
         assert row["path"] in text
     for key, value in report.totals.items():
-        assert cell(value) in found
+        assert cell(value) in (one_line(text) if isinstance(value, str | None) else found)
         assert key in text
     assert "…" not in text
 
@@ -136,18 +136,18 @@ def test_a_grid_shows_every_figure_of_every_point(command, width):
     text = shown(report, width)
     for row in report.rows:
         for value in row.values():
-            assert cell(value) in numbers(text)
+            assert cell(value) in (one_line(text) if isinstance(value, str | None) else numbers(text))
     for key in report.columns():
         assert key in text or all(line in text for line in folded(key, [""]).split("\n")), key
 
 
 def test_a_grid_that_fits_is_one_table_of_one_row_each():
-    lines = shown(grid("memory", seq_len=[64, 1000, 1024]), 200).splitlines()
+    lines = shown(grid("memory", seq_len=[64, 1000, 1024]), 500).splitlines()
     start = lines.index("") + 1
     assert lines[start].split()[:2] == ["seq_len", "activation_bytes"]
     assert [line.split()[0] for line in lines[start + 1 : start + 4]] == ["64", "1,000", "1,024"]
     assert lines[start + 4] == ""
-    assert lines[start + 3].count("MiB") == 5  # each figure of bytes has its reading beside it
+    assert len(re.findall("[KMG]iB", lines[start + 3])) == 9  # each figure of bytes has its reading beside it
 
 
 def test_a_grid_that_does_not_fit_continues_below_with_its_keys():

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfcost.blocks import Run, kernel
 from tfcost.config import ModelConfig, as_dict, choice, size
@@ -17,15 +17,19 @@ from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, 
 from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
-from tfcost.graph import Graph, Saved, Size, Tensor, saved_tensors, weights_of
+from tfcost.graph import ADAPTER, Graph, Saved, Size, Tensor, weights_of
 from tfcost.implementation import DOCUMENT as DOCUMENT_KEEPS
 from tfcost.implementation import NAMES as IMPLEMENTATIONS
 from tfcost.implementation import SEMANTICS, Implementation
 from tfcost.implementation import implementation as implementation_named
 from tfcost.models import DOCUMENT_MODEL, Model, load
 from tfcost.ops import EXPERT_AXIS
+from tfcost.policy import KEYWORDS, PLAIN, Running, as_run, check_adapters, running
 from tfcost.report import Report
 from tfcost.rows import BY, Item, items, rows
+
+if TYPE_CHECKING:
+    from tfcost.memory import Memory
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 """Bytes of an activation or weight element per ``--dtype``."""
@@ -42,7 +46,9 @@ PARAMS_TOTALS = (
     "head_parameters", "non_embedding_parameters", "trainable_parameters",
 )  # fmt: skip
 MEMORY_TOTALS = (
-    "activation_bytes", "activation_bytes_per_layer", "logits_bytes", "weight_bytes", "end_of_forward_bytes",
+    "activation_bytes", "activation_bytes_per_layer", "logits_bytes", "weight_bytes", "gradient_bytes",
+    "optimizer_bytes", "master_weight_bytes", "kv_cache_bytes", "communication_buffer_bytes", "overhead_bytes",
+    "end_of_forward_bytes", "total_bytes", "peak_moment", "fits",
 )  # fmt: skip
 TOTALS = {"flops": FLOPS_TOTALS, "params": PARAMS_TOTALS, "memory": MEMORY_TOTALS}
 """The keys of ``totals`` for each command, in the order in which they are printed."""
@@ -61,6 +67,7 @@ class Options(NamedTuple):
     convention: Convention = DOCUMENT
     causal: str = "full"
     implementation: Implementation = DOCUMENT_KEEPS
+    running: Running = PLAIN
 
     @property
     def itemsize(self) -> int:
@@ -75,7 +82,7 @@ class Analysis:
         self.cfg = cfg
         self.run = run
         self.options = options
-        self.graph: Graph = build(cfg, run, options.itemsize, options.implementation)
+        self.graph: Graph = build(cfg, run, options.itemsize, options.implementation, options.running.adapters)
 
     @cached_property
     def weights(self) -> list[Tensor]:
@@ -85,7 +92,14 @@ class Analysis:
     @cached_property
     def saved(self) -> list[Saved]:
         """The distinct tensors kept for backward."""
-        return saved_tensors(self.graph)
+        return self.whole.saved
+
+    @cached_property
+    def whole(self) -> Memory:
+        """The whole memory: what is stored and kept, and when most is alive."""
+        from tfcost.memory import Memory  # what FLOPs and parameters do not need
+
+        return Memory(self)
 
     @cached_property
     def parameters(self) -> dict[str, Size]:
@@ -103,13 +117,18 @@ class Analysis:
         multiplied = {id(w) for op in self.graph.ops if op.kind not in ("embedding", "unused") for w in op.weights}
         total: Size = 0
         idle: Size = 0
-        frozen: Size = 0
         embedding: Size = 0
         looked_up: Size = 0
+        trained: Size = 0
+        adapters: Size = 0
         head: Size = 0
         for weight in self.weights:
             count = weight.numel * weight.copies
             total += count
+            if weight.grad:
+                trained += count
+            if weight.role == ADAPTER:
+                adapters += count
             if weight.role == "embedding":
                 embedding += count
                 if id(weight) not in multiplied:
@@ -118,8 +137,6 @@ class Analysis:
                 head += count
             elif weight.axes[:1] == EXPERT_AXIS:
                 idle += count - self.cfg.experts_per_token * prod(weight.shape[1:]) * weight.copies
-            if not weight.grad:
-                frozen += count
         return {
             "parameters": total,
             "active_parameters": total - idle,
@@ -127,7 +144,8 @@ class Analysis:
             "embedding_parameters": embedding,
             "head_parameters": head,
             "non_embedding_parameters": total - embedding - head,
-            "trainable_parameters": total - frozen,
+            "trainable_parameters": trained,
+            "base_parameters": total - adapters,
             "active_non_embedding_parameters": total - idle - embedding - head,
         }
 
@@ -171,6 +189,8 @@ class Analysis:
             recompute += line.copies * line.recompute
             if line.attention:
                 attention += line.copies * line.forward
+        if isinstance(convention, OpConvention):
+            recompute += self.run_again(convention, half)
         return {
             "forward_flops": forward,
             "backward_flops": backward,
@@ -179,6 +199,20 @@ class Analysis:
             "hardware_flops": forward + backward + recompute,
             "attention_flops": attention,
         }
+
+    def run_again(self, convention: OpConvention, half: bool) -> Size:
+        """FLOPs of forward work that recomputation does once more: its regions, and logits that are not held."""
+        work: Size = 0
+        how = self.options.running
+        if how.mode != "train" or (how.recompute == "none" and how.loss == "eager"):
+            return work
+        forward = {line.path: line.forward for line in self.lines(convention, half)}
+        for region in self.whole.regions:
+            work += region.copies * sum([forward.get(op.path, 0) for op in self.graph.ops[region.start : region.stop]])
+        if how.loss != "eager":
+            logits = [op for op in self.whole.head_ops if op.kind == "linear" and op.output.axes == ("b", "n", "v")]
+            work += sum([op.copies * forward.get(op.path, 0) for op in logits])
+        return work
 
     def with_ratios(self, figures: dict[str, Size], convention: Convention) -> dict[str, Any]:
         """Numeric FLOPs with their MACs and what they are per target token."""
@@ -215,25 +249,19 @@ class Analysis:
 
     @cached_property
     def memory(self) -> dict[str, Size]:
-        """Bytes at the end of a forward pass: kept by the layers, kept by head and loss, and the weights."""
-        layers, head = self.split_saved()
-        activations: Size = sum([saved.copies * saved.tensor.bytes for saved in layers])
-        logits: Size = sum([saved.copies * saved.tensor.bytes for saved in head])
-        weights = self.parameters["parameters"] * self.options.itemsize
-        return {
-            "activation_bytes": activations,
-            "activation_bytes_per_layer": self.bytes_per_layer(layers),
-            "logits_bytes": logits,
-            "weight_bytes": weights,
-            "end_of_forward_bytes": activations + logits + weights,
-        }
+        """Bytes kept by the layers, by head and loss, and stored for the weights: what has a closed form."""
+        return self.whole.figures()
 
     def split_saved(self) -> tuple[list[Saved], list[Saved]]:
         """The saved tensors that the model keeps first, and those that only head and loss keep."""
+        return self.split(self.saved)
+
+    def split(self, saved: list[Saved]) -> tuple[list[Saved], list[Saved]]:
+        """Saved tensors by who keeps them first: the model, or head and loss."""
         stop = len(self.graph.ops) if self.graph.head_start is None else self.graph.head_start
         in_head = {id(op) for op in self.graph.ops[stop:]}
-        layers = [saved for saved in self.saved if id(saved.op) not in in_head]
-        return layers, [saved for saved in self.saved if id(saved.op) in in_head]
+        layers = [each for each in saved if id(each.op) not in in_head]
+        return layers, [each for each in saved if id(each.op) in in_head]
 
     def bytes_per_layer(self, saved: list[Saved]) -> Size | None:
         """What one layer keeps, where all layers keep the same; None where they differ."""
@@ -258,7 +286,7 @@ class Analysis:
         return self.parameters
 
     def _memory_totals(self) -> dict[str, Any]:
-        return self.memory
+        return self.whole.totals()
 
     def _flops_totals(self) -> dict[str, Any]:
         return self.with_ratios(self.flops, self.options.convention)
@@ -273,9 +301,18 @@ class Analysis:
 
 
 def _inputs(
-    cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src_len: int | None, frames: int | None
+    cfg: ModelConfig,
+    model: Model,
+    batch: int,
+    seq_len: int | None,
+    src_len: int | None,
+    frames: int | None,
+    running: Running,
 ) -> tuple[Run, list[str]]:
-    """The pass: lengths checked, and defaults derived from the model's own maximum; and what there is to warn of."""
+    """The pass: lengths checked, and defaults derived from the model's own maximum (one token where it decodes).
+
+    And what there is to warn of.
+    """
     size("-b/--batch", batch)
     if cfg.patches is not None or cfg.source_positions is not None:
         from tfcost.inputs import run_of
@@ -284,6 +321,8 @@ def _inputs(
     if frames is not None:
         raise InputError("--frames needs a model of sound")
     longest = cfg.max_positions
+    if seq_len is None and running.mode == "decode":
+        seq_len = 1
     if seq_len is None:
         seq_len = DEFAULT_SEQ_LEN if longest is None or not model.from_config else min(DEFAULT_SEQ_LEN, longest)
     for name, value in (("-N/--seq-len", seq_len), ("--src-len", src_len)):
@@ -293,11 +332,14 @@ def _inputs(
         src_len = seq_len if src_len is None else src_len
     elif src_len is not None and not cfg.cross_attention:
         raise InputError(f"--src-len needs an encoder and a decoder; this model is --arch {cfg.arch}")
-    return Run(batch, seq_len, src_len), []
+    return Run(batch, seq_len, src_len, context=running.context), []
 
 
-def options_of(dtype: str, convention: str, causal: str, implementation: str, semantics: str | None) -> Options:
-    """Read the flags that say how a graph is priced."""
+def options_of(
+    dtype: str, convention: str, causal: str, implementation: str, semantics: str | None, fields: dict[str, Any]
+) -> Options:
+    """Read the flags that say how a graph is priced, and how the model is run; those are taken out of ``fields``."""
+    given = {key: fields.pop(key) for key in KEYWORDS if key in fields}
     if semantics is not None:
         choice("--semantics", semantics, SEMANTICS)
     return Options(
@@ -305,6 +347,7 @@ def options_of(dtype: str, convention: str, causal: str, implementation: str, se
         convention_named(convention),
         choice("--causal", causal, ("full", "half")),
         implementation_named(choice("--implementation", implementation, IMPLEMENTATIONS), semantics),
+        running(given, dtype),
     )
 
 
@@ -338,7 +381,8 @@ class Point(NamedTuple):
         return Report(
             command or "analyze", {"name": self.model.name or None} | as_dict(analysis.cfg), inputs, self.assumptions,
             totals, lambda: analysis.rows(rows_of, by),
-            (lambda: closed_forms_of(analysis, rows_of, by)) if formula else None, self.warnings,
+            (lambda: closed_forms_of(analysis, rows_of, by)) if formula else None, self.warnings, (),
+            analysis.whole.notes() if shown == "memory" else None,
         )  # fmt: skip
 
 
@@ -359,14 +403,15 @@ def point_of(
 ) -> Point:
     """Read what was given and build the graph; the arguments are those of :func:`analyze`."""
     source = DOCUMENT_MODEL if model is None else model if isinstance(model, Model) else load(model)
-    cfg = source.config(**fields)
+    options = options_of(dtype, convention, causal, implementation, semantics, fields)
+    cfg = as_run(source.config(**fields), options.running)
     if attention is None:
         attention = "flash" if source.from_config else "eager"
     kernel = choice("--attention", attention, ATTENTION)
-    run, cautions = _inputs(cfg, source, batch, seq_len, src_len, frames)
+    run, cautions = _inputs(cfg, source, batch, seq_len, src_len, frames, options.running)
     run = run._replace(attention=kernel)
-    options = options_of(dtype, convention, causal, implementation, semantics)
     analysis = Analysis(cfg, run, options)
+    check_adapters(options.running.adapters, analysis.graph, analysis.counts["trainable_parameters"])
     assumptions = assumptions_of(analysis, source.ignored_keys)
     if source.stored_dtype:
         assumptions["stored_dtype"] = f"{source.stored_dtype}, ignored"
@@ -385,7 +430,7 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
         "semantics": options.implementation.semantics or None, "attention": asked,
         "kernel": kernel(asked, cfg, options.implementation, options.itemsize), "dtype": options.dtype,
         "causal": options.causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
-        "ignored_keys": list(ignored_keys),
+        "ignored_keys": list(ignored_keys), "running": options.running.words(),
     }  # fmt: skip
     if cfg.experts is not None:
         assumptions["routing"] = (

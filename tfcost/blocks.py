@@ -22,7 +22,7 @@ class Run(NamedTuple):
     """One pass: b sequences of N tokens (and S source tokens, or F frames of sound), and the attention kernel.
 
     ``attention``: ``"eager"`` and ``"math"`` keep the score square, ``"flash"`` recomputes it in backward and visits
-    only a window's keys.
+    only a window's keys. ``context`` tokens came before: their keys and values are in a cache (decoding).
     """
 
     batch: Size
@@ -30,6 +30,7 @@ class Run(NamedTuple):
     src_len: Size | None = None
     attention: str = "eager"
     frames: Size | None = None
+    context: Size = 0
 
 
 class Square(NamedTuple):
@@ -82,6 +83,8 @@ def softmax_heads(
     each, h the *query* heads.
     """
     query, key, value = project_heads(g, x, source, values, cfg)
+    if run.context != 0 and x is source and square.causal:
+        key, value = ops.cached(g, "key_cache", key, run.context), ops.cached(g, "value_cache", value, run.context)
     return attend(g, query, key, value, cfg, run, square)
 
 

@@ -91,9 +91,7 @@ def _product(sizes: list[Size]) -> Size | None:
 
 def shapes(op: Op) -> str:
     """``[b, N, d] x [d, d] -> [b, N, d]``; the keys of QKᵀ transposed, ``[b, h, N, d/h] x [b, h, d/h, N]``."""
-    per_head = op.kind in (*ATTENTION_KINDS, "softmax", "fused_attention") or op.path.endswith(
-        "attention/dropout"
-    )
+    per_head = op.kind in (*ATTENTION_KINDS, "softmax", "fused_attention") or op.path.endswith("attention/dropout")
     operands = [shown_shape(tensor, per_head) for tensor in op.inputs]
     if op.kind in ("scores", BADDBMM):
         *leading, keys, width = operands[1]

@@ -10,7 +10,7 @@ from tfcost import blocks, ops
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig
 from tfcost.errors import GraphError
-from tfcost.graph import Graph, Size, Tensor, div
+from tfcost.graph import Adapters, Graph, Size, Tensor, div
 from tfcost.heads import head
 from tfcost.implementation import DOCUMENT, Implementation
 
@@ -237,8 +237,14 @@ def family(name: str) -> Family:
     return found
 
 
-def build(cfg: ModelConfig, run: Run, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> Graph:
-    """The op graph of one forward pass of a model, with what this implementation keeps."""
-    g = Graph(itemsize, implementation)
+def build(
+    cfg: ModelConfig,
+    run: Run,
+    itemsize: Size = 2,
+    implementation: Implementation = DOCUMENT,
+    adapters: Adapters | None = None,
+) -> Graph:
+    """The op graph of one forward pass of a model, with what this implementation keeps and what trains."""
+    g = Graph(itemsize, implementation, adapters)
     family(cfg.family or cfg.arch)(g, cfg, run)
     return g

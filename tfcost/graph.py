@@ -74,13 +74,17 @@ class Work(NamedTuple):
 
 NO_WORK = Work()
 
+ADAPTER = "adapter"
+"""The role of a low-rank adapter's matrices."""
+
 
 class Tensor:
     """A tensor: created once, counted once, by identity.
 
     ``axes`` are the axis letters of its einsum (``b n d``), ``shape`` their sizes, ``itemsize`` bytes per element,
     ``copies`` how many such tensors the whole model has (one per repeated layer), ``grad`` whether backward computes
-    its gradient. ``role`` is empty for an activation; a parameter has ``"weight"``, ``"embedding"`` or ``"head"``.
+    its gradient. ``role`` is empty for an activation; a parameter has ``"weight"``, ``"embedding"``, ``"head"``
+    or ``"adapter"``.
     ``first`` is set on the input of a repeated block: the tensor that is that input in the first repetition.
     """
 
@@ -163,6 +167,15 @@ class Op:
         return f"Op({self.kind} {self.path} x{self.copies})"
 
 
+class Adapters(NamedTuple):
+    """Which weights train where not all do: low-rank adapters of the linear layers named ``targets``; rank 0: none,
+    and what follows the last layer trains.
+    """
+
+    rank: Size = 0
+    targets: tuple[str, ...] = ()
+
+
 class Repeat(NamedTuple):
     """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``.
 
@@ -180,14 +193,18 @@ class Graph:
     """Ops in the order in which they run, with the scopes and repetitions that they stand in.
 
     ``itemsize`` is the bytes of an activation or weight element, ``implementation`` what its kernels keep,
-    ``head_start`` where the ops of head and loss begin.
+    ``head_start`` where the ops of head and loss begin, ``adapters`` what trains where not all weights do.
     Paths are unique: a second op of the same path
     raises :class:`GraphError`, since a report could not tell the two apart.
     """
 
-    def __init__(self, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> None:
+    def __init__(
+        self, itemsize: Size = 2, implementation: Implementation = DOCUMENT, adapters: Adapters | None = None
+    ) -> None:
         self.itemsize = itemsize
         self.implementation = implementation
+        self.adapters = adapters
+        self.adapted: set[str] = set()
         self.ops: list[Op] = []
         self.repeats: list[Repeat] = []
         self.head_start: int | None = None
@@ -210,11 +227,17 @@ class Graph:
     def weight(
         self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], role: str = "weight", grad: bool = True
     ) -> Tensor:
-        """A parameter, created here; a frozen one without ``grad``.
+        """A parameter, created here; a frozen one without ``grad``, or where ``adapters`` freeze it.
 
         Inside a repetition that shares its weights it has fewer copies than its op.
         """
-        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, grad, role)
+        trains = self.adapters is None or role == ADAPTER or (self.adapters.rank == 0 and self.head_start is not None)
+        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, grad and trains, role)
+
+    @property
+    def through_embeddings(self) -> bool:
+        """Whether an embedding's output has a gradient though its table has none: adapters further on need it."""
+        return self.adapters is not None and self.adapters.rank != 0
 
     def add(
         self,
@@ -229,11 +252,12 @@ class Graph:
         causal: Size | None = None,
         recompute: Work = NO_WORK,
     ) -> Tensor:
-        """Append an op and return its output."""
+        """Append an op and return its output. Where that has no gradient, nothing is kept."""
         path = self._prefix + name
         if path in self._paths:
             raise GraphError(f"two ops have the path {path!r}")
         self._paths.add(path)
+        saves = saves if output.grad else ()
         self.ops.append(
             Op(kind, path, inputs, output, forward, backward, weights, saves, self.copies, causal, recompute)
         )

@@ -22,6 +22,9 @@ def heads(g: Graph, x: Tensor, source: Tensor, values: Tensor, cfg: ModelConfig,
     """
     query = queries(g, x, cfg)
     latent, turned = compressed(g, source, cfg)
+    if run.context != 0 and x is source and square.causal:
+        latent = ops.cached(g, "latent_cache", latent, run.context)
+        turned = ops.cached(g, "turned_cache", turned, run.context)
     plain, h = cfg.head_dim - cfg.rope_dim, cfg.heads
     with g.scope("expand_key"):
         up_key = g.weight("weight", ("r", "h", "k"), (cfg.kv_rank, h, plain))

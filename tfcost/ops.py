@@ -14,7 +14,7 @@ from functools import cache
 from math import prod
 
 from tfcost.errors import GraphError
-from tfcost.graph import NO_WORK, Graph, Op, Size, Tensor, Work, least, round_up
+from tfcost.graph import ADAPTER, NO_WORK, Graph, Op, Size, Tensor, Work, least, round_up
 
 MASK_BYTES = 1
 """A dropout mask is a bool tensor: one byte per element (torch.native_dropout; Korthikanti et al. 2022, 4.1)."""
@@ -104,12 +104,32 @@ def linear(
             sizes = dict(zip(w_axes, shape, strict=True))
             axes = tuple([axis for axis in out_axes if axis not in x_axes])
             offset = g.weight("bias", axes, tuple([sizes[axis] for axis in axes]), role)
-    return contract(g, name, spec, x, weight, kind="linear", bias=offset if bias else None)
+    out = contract(g, name, spec, x, weight, kind="linear", bias=offset if bias else None)
+    if g.adapters is None or name not in g.adapters.targets:
+        return out
+    g.adapted.add(name)
+    return low_rank(g, name, spec, x, shape, out, g.adapters.rank)
 
 
-def convolution(
-    g: Graph, name: str, x: Tensor, positions: Size, taps: Size, width: Size, bias: bool = True
-) -> Tensor:
+def low_rank(g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...], out: Tensor, rank: Size) -> Tensor:
+    """A low-rank adapter beside a linear layer, ``out + B A x`` (Hu et al. 2021, arXiv:2106.09685, section 4.1).
+
+    r (d_in + d_out) parameters and 2bNr (d_in + d_out) FLOPs; A's gradient needs x, B's the r-wide product.
+    """
+    x_axes, w_axes, out_axes = _axes(spec)
+    sizes = dict(zip(w_axes, shape, strict=True))
+    entering = tuple([axis for axis in w_axes if axis in x_axes])
+    leaving = tuple([axis for axis in w_axes if axis not in x_axes])
+    with g.scope(f"{name}_lora"):
+        down = g.weight("a", (*entering, "r"), (*[sizes[axis] for axis in entering], rank), ADAPTER)
+        up = g.weight("b", ("r", *leaving), (rank, *[sizes[axis] for axis in leaving]), ADAPTER)
+        through = " ".join([*[axis for axis in x_axes if axis not in entering], "r"])
+        inner = contract(g, "down", f"{' '.join(x_axes)}, {' '.join(down.axes)} -> {through}", x, down, kind="linear")
+        outer = contract(g, "up", f"{through}, {' '.join(up.axes)} -> {' '.join(out_axes)}", inner, up, kind="linear")
+        return add(g, "sum", out, outer)
+
+
+def convolution(g: Graph, name: str, x: Tensor, positions: Size, taps: Size, width: Size, bias: bool = True) -> Tensor:
     """A convolution over tokens (b n c): each output position is a product of ``taps`` inputs with a weight.
 
     MACs: positions · taps · c · width, padding included; backward once for the weight, and once more where the input
@@ -218,7 +238,7 @@ def join(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
 
 def embedding(g: Graph, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], table: Tensor) -> Tensor:
     """Rows of a table, looked up by integer ids: no multiplications; keeps only the ids, which are not counted."""
-    out = g.tensor(name, axes, shape, grad=table.grad)
+    out = g.tensor(name, axes, shape, grad=table.grad or g.through_embeddings)
     return g.add("embedding", name, (), out, weights=(table,))
 
 
@@ -334,6 +354,12 @@ def cast(g: Graph, name: str, x: Tensor, axes: tuple[str, ...], shape: tuple[Siz
     return g.add("cast", name, (x,), g.tensor(name, axes, shape, grad=x.grad))
 
 
+def cached(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
+    """Keys or values joined to those of ``tokens`` earlier tokens, in the cache: (b, tokens + m, h, k)."""
+    out = g.tensor(name, x.axes, (x.shape[0], tokens + x.shape[1], *x.shape[2:]), grad=x.grad)
+    return g.add("cache", name, (x,), out)
+
+
 def unused(g: Graph, name: str, weights: tuple[Tensor, ...]) -> None:
     """Weights that the model has and that this pass does not use: no work, nothing kept."""
     g.add("unused", name, (), g.tensor(name, (), ()), weights=weights)
@@ -389,6 +415,6 @@ def cross_entropy(g: Graph, name: str, logits: Tensor) -> Tensor:
     """Cross-entropy of logits: the logits stay alive, and softmax over V is computed and kept in fp32."""
     with g.scope(name):
         copy = g.tensor("fp32_log_probabilities", logits.axes, logits.shape, FP32_BYTES, grad=True)
-        out = g.tensor("value", logits.axes[:-1], logits.shape[:-1], FP32_BYTES)
+        out = g.tensor("value", logits.axes[:-1], logits.shape[:-1], FP32_BYTES, logits.grad)
     work = Work(0, logits.numel)
     return g.add("cross_entropy", name, (logits,), out, work, work, (), (logits, copy))

@@ -130,7 +130,7 @@ class Column(NamedTuple):
 
     def width(self, cells: Iterable[str]) -> int:
         """The least columns that it needs."""
-        widest = max([len(self.header), *map(len, cells)])
+        widest = max([*map(len, self.header.split("\n")), *map(len, cells)])
         return min(widest, MIN_WRAPPED) if self.wraps else widest
 
 
@@ -209,10 +209,15 @@ def table_text(report: Report, width: int, colour: bool = True) -> str:
         _walk(page, report)
     elif report.grid:
         _grid(page, report)
+    elif report.command not in FIGURE:
+        _totals(page, report)
+        page.write()
+        _grid(page, report)
     else:
         _rows(page, report)
         page.write()
         _totals(page, report)
+    _moments(page, report)
     for note in notes(report):
         page.write()
         page.paragraph(note, "yellow" if note.startswith("Remark") else None, further="  ")
@@ -256,6 +261,45 @@ def _totals(page: Page, report: Report) -> None:
     _with_forms(page, columns, rows, "closed form", [form(report.formulas.get(key)) for key in report.totals])
 
 
+def _moments(page: Page, report: Report) -> None:
+    """What is alive at each moment, by category, and a bar of it against the device (or against the peak)."""
+    moments = report.extra.get("moments", ())
+    if not moments:
+        return
+    peak = max(moment["total"] for moment in moments)
+    capacity = report.extra.get("device", {}).get("memory_bytes", peak)
+    merged = [{column: sum(moment.get(key, 0) for key in keys) for column, keys in MOMENT_COLUMNS.items()}
+              for moment in moments]  # fmt: skip
+    keys = [column for column in MOMENT_COLUMNS if any(row[column] for row in merged)]
+    columns = [Column("moment"), *[Column(key, right=True) for key in keys], Column("in all", right=True)]
+    columns.append(Column("", droppable=True))
+    rows = []
+    for moment, row in zip(moments, merged, strict=True):
+        parts = [gib(row[key]) if row[key] else "" for key in keys]
+        rows.append([moment["moment"], *parts, gib(moment["total"]), bar(min(moment["total"], capacity), capacity)])
+    page.write()
+    add_table(page, columns, rows)
+    if device := report.extra.get("device"):
+        fits = "fits in" if peak <= capacity else "does not fit in"
+        page.write()
+        page.paragraph(
+            f"{binary_and_decimal(peak)} at the peak {fits} {device['name']}: {binary_and_decimal(capacity)}"
+        )
+
+
+MOMENT_COLUMNS = {
+    "weights": ("weights", "reference_weights"), "optimizer": ("optimizer", "master_weights"),
+    "gradients": ("gradients",), "activations": ("activations", "temporary"), "logits": ("logits", "logit_gradients"),
+    "cache": ("kv_cache",), "other": ("overhead",),
+}  # fmt: skip
+"""The columns of the table of moments, and the categories that each sums."""
+
+
+def gib(count: int) -> str:
+    """Bytes in short: ``1.53 GiB``."""
+    return binary_and_decimal(count).partition(" (")[0]
+
+
 def _with_forms(page: Page, columns: list[Column], rows: list[list[str]], header: str, forms: Sequence[str]) -> None:
     """A table with the closed forms beside it where they fit whole, else below it."""
     if not any(forms):
@@ -295,7 +339,7 @@ def _grid(page: Page, report: Report) -> None:
                 chunk = list(keys)
             chunk.append(name)
         _part(page, headers, cells, chunk)
-    if report.formulas:
+    if report.formulas and report.grid:
         page.write()
         add_forms(page, ((key, form(value)) for key, value in report.formulas.items()))
 

@@ -203,9 +203,12 @@ def crossover(each: Mapping[str, Any]) -> str:
     return f"the score square equals the rest of a layer {where}"
 
 
+WHOLE = "what is stored per weight, kept for backward, and gradients; leaves out token ids, workspaces, fragmentation"
 COUNTED = {
     "params": "every parameter that the model trains, shared ones once",
-    "memory": "what layers, head and loss keep for backward, and weights; token ids left out",
+    "memory": WHOLE,
+    "kv": "keys and values of every layer that attends to what was generated",
+    "fit": WHOLE,
 }
 
 
@@ -220,7 +223,11 @@ def assumptions_line(report: Report) -> str:
         parts = []
     else:
         parts = [f"counts {given['counts']}", f"leaves out {given['leaves_out']}", f"convention {given['convention']}"]
-    if report.command != "params":
+    if report.command in RUN_SHOWN:
+        parts += [f"{key} {_words(value)}" for key, value in given["running"].items()]
+    if report.command == "kv":
+        parts += [f"dtype {given['dtype']}"]
+    elif report.command != "params":
         shown = ("implementation", "semantics", "attention", "dtype", "causal")
         parts += [f"{key} {given[key]}" for key in shown if given[key]]
         if given["kernel"] == "math" != given["attention"]:
@@ -231,6 +238,13 @@ def assumptions_line(report: Report) -> str:
     if given["ignored_keys"]:
         parts.append("ignored keys " + ", ".join(given["ignored_keys"]))
     return "Assumptions: " + "; ".join(parts)
+
+
+RUN_SHOWN = ("memory", "fit", "kv")
+
+
+def _words(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def _cell(value: Any) -> str:

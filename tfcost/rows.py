@@ -73,8 +73,15 @@ def items(analysis: Analysis, command: str) -> list[Item]:
         )
         for saved in (*layers, *head)
     ]
-    weights = {"bytes": analysis.parameters["parameters"] * analysis.options.itemsize}
-    return [*kept, Item("weights", 1, weights, {})]
+    static = analysis.whole.static
+    return [
+        *kept,
+        *[
+            Item(name, 1, {"bytes": size}, {})
+            for name, size in static.items()
+            if name == "weights" or size != 0  # what is zero is zero on symbols too
+        ],
+    ]
 
 
 def _inside(graph: Graph, saved: Saved) -> bool:

@@ -123,4 +123,5 @@ def compare(specs: list[str], **given: Any) -> Report:
 
 
 def _ratio(value: Any, base: Any) -> float | None:
-    return value / base if value is not None and base else None
+    numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (value, base))
+    return value / base if numbers and base else None

@@ -16,6 +16,7 @@ from tfcost.config import ModelConfig, choice
 from tfcost.errors import UnknownName
 from tfcost.graph import Size, doublings, least, round_up
 from tfcost.models import DOCUMENT_MODEL, Model, load
+from tfcost.policy import as_run
 from tfcost.rows import layer_groups
 
 
@@ -243,13 +244,17 @@ def closed_forms(
     **fields: Any,
 ) -> ClosedForms:
     """The closed forms of a model, or of the document's (``model=None``) with whatever structure ``fields`` state."""
+    options = options_of(dtype, convention, causal, implementation, semantics, fields)
     for length in ("batch", "seq_len", "src_len"):
         fields.pop(length, None)  # a closed form holds for every b and N
     cfg, source = symbolic_model(model, fields)
+    cfg = as_run(cfg, options.running)
     kernel = choice("--attention", attention or ("flash" if source.from_config else "eager"), ATTENTION)
-    options = options_of(dtype, convention, causal, implementation, semantics)
     two = cfg.arch == "encoder-decoder" or cfg.cross_attention
-    run = Run(symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, kernel)
+    run = Run(
+        symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, kernel,
+        context=options.running.context,
+    )  # fmt: skip
     if cfg.source_positions is not None:
         run = run._replace(frames=2 * symbol("S"))
     return ClosedForms(cfg, run, options, command, by)

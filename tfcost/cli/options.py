@@ -11,13 +11,14 @@ from typer.core import TyperCommand
 
 from tfcost.config import ATTENTION_KINDS, CHOICES
 from tfcost.errors import InputError
-from tfcost.units import parse_counts, parse_probability
+from tfcost.policy import KV_ITEMSIZE, QUANTIZED, RECIPES
+from tfcost.units import parse_bytes, parse_counts, parse_probability
 
 
 class Flag(NamedTuple):
     """A flag: the keyword it becomes, its spellings, its kind, its help and the values it takes (where they are named).
 
-    Kinds: ``counts`` (one size, or a list of them), ``probability``, ``choice``, ``switch``, ``file``, ``text``.
+    Kinds: ``counts`` (one size, or a list), ``bytes``, ``probability``, ``choice``, ``switch``, ``file``, ``text``.
     """
 
     keyword: str
@@ -36,7 +37,9 @@ class Flag(NamedTuple):
         """What stands for its value in help: the names it takes, ``N``, ``P``, ``NAME``; empty for a switch."""
         if self.kind == "switch":
             return ""
-        return "|".join(self.choices) or {"counts": "N", "probability": "P", "file": "FILE"}.get(self.kind, "NAME")
+        return "|".join(self.choices) or {"counts": "N", "probability": "P", "bytes": "BYTES", "file": "FILE"}.get(
+            self.kind, "NAME"
+        )
 
     @property
     def usage(self) -> str:
@@ -144,6 +147,35 @@ STORAGE = (
     ),
     Flag("semantics", ("--semantics",), "choice", "device of the reference's kernels [default: cuda]", ("cuda", "cpu")),
 )
+RUN = (
+    Flag("mode", ("--mode",), "choice", "which pass [default: train]", ("train", "prefill", "decode")),
+    _counts("context", "--context", help="tokens already cached (with --mode decode)"),
+    Flag("recipe", ("--recipe",), "text", "what is stored per weight: " + ", ".join(RECIPES) + " [default: zero-16]"),
+    Flag("optimizer", ("--optimizer",), "text", "the same as --recipe"),
+    Flag("reference_model", ("--reference-model",), "switch", "a frozen second model (DPO)"),
+    Flag("logit_copies", ("--logit-copies",), "counts", "fp32 copies of the logits alive at once, gradients included"),
+)
+ADAPT = (
+    Flag("recompute", ("--recompute",), "text", "none, selective, full or every-K (layers) [default: none]"),
+    Flag("loss", ("--loss",), "text", "eager, fused or chunked=K [default: eager]"),
+    _counts("lora_rank", "--lora-rank", help="low-rank adapters of this rank; all else is frozen"),
+    Flag(
+        "lora_targets",
+        ("--lora-targets",),
+        "text",
+        "query,key,value,output,gate,up,down, or all [default: query,value]",
+    ),
+    Flag("frozen", ("--frozen",), "switch", "embeddings and layers do not train, the head does"),
+    Flag("quantize", ("--quantize",), "choice", "the layers' frozen matrices", tuple(QUANTIZED)),
+)
+KV_DTYPE = Flag(
+    "kv_dtype", ("--kv-dtype",), "choice", "elements of the KV cache [default: --dtype]", tuple(KV_ITEMSIZE)
+)
+DEVICE = (
+    Flag("device", ("--device",), "text", "a device of tfcost devices (h100, a100-80gb), or a size (24GB, 24GiB)"),
+    Flag("overhead", ("--overhead",), "bytes", "bytes taken by what is not the model's (1GB) [default: 0]"),
+)
+RUNNING = (*RUN, *ADAPT, KV_DTYPE, *DEVICE)
 ROWS = (
     Flag("by", ("--by",), "choice", "how deep the rows go [default: component]", ("total", "component", "op", "layer")),
     Flag("formula", ("--formula/--no-formula",), "switch", "closed forms [default: yes in tables, no in JSON and CSV]"),
@@ -167,6 +199,7 @@ GROUPS = {
     "Variants of attention and feed-forward": VARIANTS,
     "How FLOPs are counted": (*COUNTING, ALL_CONVENTIONS),
     "What is kept": STORAGE,
+    "How it is run": RUNNING,
     "Rows": ROWS,
     "Output": OUTPUT,
 }
@@ -185,6 +218,8 @@ def parse(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"{flag.label} needs a value, not the option {value}")
         if flag.kind == "counts":
             value = parse_counts(value, flag.label)
+        elif flag.kind == "bytes":
+            value = parse_bytes(value, flag.label)
         elif flag.kind == "probability":
             value = parse_probability(value, flag.label)
         elif flag.kind == "choice" and value not in flag.choices:
