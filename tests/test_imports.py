@@ -89,7 +89,8 @@ def imports_of(path: Path, everywhere: bool = False) -> set[str]:
 
 
 PYTORCH = ("validate/", "trace/", "cli/validate.py", "cli/trace.py")
-HOMES = {"sympy": ("symbols.py", *PYTORCH), "rich": ("render.py", "validate/"), "typer": ("cli/",), "torch": PYTORCH,
+ALGEBRA = ("symbols.py", "crossings.py", "layer_table.py", "stages.py")
+HOMES = {"sympy": (*ALGEBRA, *PYTORCH), "rich": ("render.py", "validate/"), "typer": ("cli/",), "torch": PYTORCH,
          "transformers": PYTORCH, "matplotlib": PYTORCH, "fvcore": PYTORCH, "numpy": PYTORCH}  # fmt: skip
 """Where each of these may be imported at all, in functions too."""
 

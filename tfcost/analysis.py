@@ -245,7 +245,7 @@ class Analysis:
     @property
     def comparisons(self) -> Size:
         """Comparisons of a forward pass's sorts (LSH attention), which are no FLOPs."""
-        return sum([op.copies * op.forward.comparisons for op in self.graph.ops])
+        return sum([op.copies * op.forward.elements for op in self.graph.ops if op.kind == "sort"])
 
     @cached_property
     def memory(self) -> dict[str, Size]:

@@ -64,12 +64,11 @@ def doublings(n: Size) -> Size:
 class Work(NamedTuple):
     """What an op does, before a convention prices it: multiply-accumulates, and elements touched one by one.
 
-    The comparisons of a sort are a unit of their own, which no convention prices.
+    The elements of a sort (an op of that kind) are its comparisons, a unit of their own, which no convention prices.
     """
 
     macs: Size = 0
     elements: Size = 0
-    comparisons: Size = 0
 
 
 NO_WORK = Work()

@@ -34,7 +34,7 @@ def heads(g: Graph, x: Tensor, source: Tensor, values: Tensor, cfg: ModelConfig,
     buckets = g.tensor("buckets", ("b", "n", "h", "r"), (batch, length, h, rounds), grad=False)
     g.add("mixing", "buckets", (shared,), buckets, Work(shared.numel * directions))
     order = g.tensor("sort", buckets.axes, buckets.shape, grad=False)
-    g.add("sort", "sort", (buckets,), order, Work(0, 0, batch * h * rounds * length * doublings(length)))
+    g.add("sort", "sort", (buckets,), order, Work(0, batch * h * rounds * length * doublings(length)))
     inside = ("b", "h", "r", "z", "n", "k"), (batch, h, rounds, chunks, chunk, width)
     beside = ("b", "h", "r", "z", "m", "k"), (batch, h, rounds, chunks, 2 * chunk, width)
     query = ops.rearrange(g, "sorted_query", shared, *inside)

@@ -1,4 +1,8 @@
-"""The only import of sympy: symbols, closed forms, crossovers, and formulas as the documents write them."""
+"""Symbols, closed forms, crossovers, and formulas as the documents write them, in sympy.
+
+Where costs cross (:mod:`tfcost.crossings`), kinds of layers side by side (:mod:`tfcost.layer_table`) and models of stages
+(:mod:`tfcost.stages`) stand beside it; nothing else imports sympy.
+"""
 
 from __future__ import annotations
 
