@@ -1,6 +1,6 @@
 """Symbols, closed forms, crossovers, and formulas as the documents write them, in sympy.
 
-Where costs cross (:mod:`tfcost.crossings`), kinds of layers side by side (:mod:`tfcost.layer_table`) and models of stages
+Where costs cross (:mod:`tfcost.crossings`), kinds of layers (:mod:`tfcost.layer_table`) and models of stages
 (:mod:`tfcost.stages`) stand beside it; nothing else imports sympy.
 """
 
