@@ -21,7 +21,7 @@ from tfcost.graph import Graph, Tensor, Work, div, least, saved_tensors, weights
 
 CORE = (
     "graph.py", "ops.py", "blocks.py", "families.py", "heads.py", "experts.py", "latent.py", "linear_attention.py",
-    "hashing.py", "images.py", "towers.py", "speech.py", "recurrent.py",
+    "hashing.py", "images.py", "towers.py", "diffusion.py", "speech.py", "recurrent.py",
 )  # fmt: skip  # fmt: skip
 PACKAGE = Path(tfcost.__file__).parent
 

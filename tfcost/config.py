@@ -197,6 +197,10 @@ class ModelConfig(NamedTuple):
     pooler_activation: str = "tanh"
     classifiers: int = 1
     pooled_norm: bool = False
+    # Diffusion: frequencies of the time step, labels (with that of none), and channels of what is predicted.
+    frequencies: Size = 256
+    labels: Size = None
+    output_channels: Size = None
     # Recurrent cells (rnn, lstm, gru) and their biases per gate (PyTorch has two), or the tokens of a convolution.
     cell: str = ""
     gate_biases: int = 1

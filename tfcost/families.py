@@ -216,6 +216,7 @@ FAMILIES: dict[str, Family | tuple[str, str]] = {
     "encoder-decoder": encoder_decoder,
     "image": ("tfcost.images", "image"),
     "windows": ("tfcost.images", "windows"),
+    "diffusion": ("tfcost.diffusion", "diffusion"),
     "towers": ("tfcost.towers", "towers"),
     "text-tower": ("tfcost.towers", "text_tower"),
     "image-tower": ("tfcost.towers", "image_tower"),

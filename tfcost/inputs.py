@@ -67,7 +67,7 @@ def complete_image(given: dict[str, Any]) -> None:
     given["patches"] = rows * columns
     given.setdefault("positions", "learned")
     given["head"] = False  # of a language model
-    if given["family"] != "windows":
+    if given["family"] not in ("windows", "diffusion"):
         given.setdefault("prefix_tokens", 1)
         given.setdefault("embedding_dropout", given["dropout"])
         given.setdefault("classifier_tokens", "first")
