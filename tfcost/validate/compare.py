@@ -133,6 +133,8 @@ def nearest(cfg: ModelConfig) -> tuple[ModelConfig, list[str]]:
 
     A difference inside the layers (a norm of queries, parallel branches) is an :class:`InputError` that names it.
     """
+    if cfg.family:
+        raise InputError(f"the reference module has no family = {cfg.family!r}: it cannot be this model")
     stated = {field: getattr(cfg, field) for field in OPTIONS}
     # gelu_new and its like run as the exact function: the same work, and the same one input kept by one kernel.
     stated["activation"] = next((name for name in ("gelu", "relu", "silu") if cfg.activation.startswith(name)), "gelu")
