@@ -1,0 +1,331 @@
+"""Watching a program run: every op that PyTorch dispatches, the module that it runs in, and what autograd keeps.
+
+A forward op and the ops of its gradient meet in one :class:`OpRecord`: autograd numbers the node of a forward op, and
+the same number is the current node's when its backward runs. So a backward product belongs to the module and the op
+whose gradient it makes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+from tfcost.graph import Size
+from tfcost.trace.formulas import FORMULAS, Macs, Spec
+from tfcost.trace.products_none import has_no_product
+from tfcost.trace.torch_private import (
+    TorchDispatchMode,
+    current_node,
+    forward_number,
+    is_composite,
+    storage_key,
+    torch,
+    tree_flatten,
+    tree_map,
+)
+
+ACCUMULATE = 2**63
+"""Sequence numbers from here on are those of nodes that no forward op made (they add up a parameter's gradient)."""
+
+
+class OpRecord:
+    """One op of a module and the ops of its gradient; ``copies`` is how often the program runs it.
+
+    Figures are of one run: multiply-accumulates and elements of forward and backward, the work that a fused backward
+    makes again, and bytes read and written by both. ``unpriced`` counts ops by name that have no known price.
+    """
+
+    __slots__ = (
+        "backward_macs", "backward_read", "backward_written", "copies", "elements", "macs", "name", "out_shape", "path",
+        "read", "recompute", "shapes", "square", "unpriced", "written",
+    )  # fmt: skip
+
+    def __init__(self, path: str, name: str) -> None:
+        self.path = path
+        self.name = name
+        self.copies = 1
+        self.macs: Size = 0
+        self.elements: Size = 0
+        self.recompute: Size = 0
+        self.backward_macs: Size = 0
+        self.read: Size = 0
+        self.written: Size = 0
+        self.backward_read: Size = 0
+        self.backward_written: Size = 0
+        self.square = False
+        self.shapes: tuple[tuple[Size, ...], ...] = ()
+        self.out_shape: tuple[Size, ...] = ()
+        self.unpriced: Counter[str] = Counter()
+
+
+class SavedRecord:
+    """A storage that autograd keeps: the module and node number that kept it first, and one tensor of its."""
+
+    __slots__ = ("bytes", "copies", "dtype", "floating", "number", "op", "path", "shape")
+
+    def __init__(
+        self, path: str, number: int, shape: tuple[Size, ...], dtype: str, bytes: Size, floating: bool
+    ) -> None:
+        self.path = path
+        self.number = number
+        self.shape = shape
+        self.dtype = dtype
+        self.bytes = bytes
+        self.floating = floating
+        self.op = ""
+        self.copies = 1
+
+
+def size_of(value: Any) -> Size:
+    """A size as an int or as the expression behind a symbolic one."""
+    return value if isinstance(value, int) else value.node.expr
+
+
+class Frame:
+    """What a module's call recorded, so that it can be counted again for a call that is proved to be the same."""
+
+    def __init__(self, born: int) -> None:
+        self.ops: Counter[OpRecord] = Counter()
+        self.saved: list[tuple[int, SavedRecord, bool]] = []
+        self.born = born
+
+
+class Recorder(TorchDispatchMode):
+    """Records ops below autograd. ``path()`` is the module that is running; ``replace`` may change an op's result."""
+
+    def __init__(self, replace: Callable[[str, Any], Any] | None = None) -> None:
+        super().__init__()
+        self.ops: list[OpRecord] = []
+        self.saved: list[SavedRecord] = []
+        self.frames: list[Frame] = []
+        self.owned: set[int] = set()
+        self.bounds: list[tuple[Size, int, str]] = []
+        self.muted = False
+        self.in_backward = False
+        self._replace = replace
+        self._stack: list[str] = []
+        self._by_number: dict[int, OpRecord] = {}
+        self._seen_saved: set[int] = set()
+        self._births: dict[int, int] = {}
+        self._alive: list[Any] = []  # storages are compared by address, so none may be freed while we look
+        self._upper: dict[int, Size] = {}
+        self._names: dict[Any, tuple[str, bool]] = {}
+
+    # Where the program is.
+
+    def path(self) -> str:
+        """The dotted name of the module whose forward is running."""
+        return self._stack[-1] if self._stack else ""
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Ops recorded inside belong to this module."""
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+    @contextmanager
+    def mute(self) -> Iterator[None]:
+        """Ops run inside are not part of the program."""
+        before, self.muted = self.muted, True
+        try:
+            yield
+        finally:
+            self.muted = before
+
+    def own(self, tensors: Any) -> None:
+        """These tensors (parameters, buffers) are there anyway: keeping them costs nothing."""
+        for tensor in tensors:
+            self.owned.add(storage_key(tensor))
+            self._alive.append(tensor.untyped_storage())
+
+    # What it does.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.muted or func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        name, composite = self._facts(func)
+        if composite:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        out = func(*args, **kwargs)
+        if self._replace is not None:
+            out = self._replace(name, out)
+        self._record(name, func, args, kwargs, out)
+        return out
+
+    def _facts(self, func: Any) -> tuple[str, bool]:
+        """An op's name, and whether it is only a composition of others (seen whole under ``inference_mode``)."""
+        found = self._names.get(func)
+        if found is None:
+            name = str(func._overloadpacket) if hasattr(func, "_overloadpacket") else str(func)
+            composite = name not in FORMULAS and hasattr(func, "decompose") and is_composite(func)
+            found = self._names[func] = (name, composite)
+        return found
+
+    def _record(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor)]
+        for tensor in outputs:
+            key = storage_key(tensor)
+            if key not in self._births:
+                self._births[key] = len(self._alive)
+                self._alive.append(tensor.untyped_storage())
+        self._watch_positions(name, args, outputs)
+        if func.is_view if hasattr(func, "is_view") else False:
+            return
+        work, elements, read, written = self._figures(name, func, args, kwargs, out, outputs)
+        record = self._record_of(name)
+        if self.in_backward:
+            record.backward_read += read
+            record.backward_written += written
+            if work is None:
+                record.unpriced[name] += 1
+            else:
+                record.backward_macs += work.macs
+                record.recompute += work.recompute
+            return
+        record.read, record.written, record.elements = read, written, elements
+        record.shapes = tuple(_shape(leaf) for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor))
+        record.out_shape = _shape(outputs[0]) if outputs else ()
+        if work is None:
+            record.unpriced[name] += 1
+        else:
+            record.macs, record.square = work.macs, work.square
+
+    def _record_of(self, name: str) -> OpRecord:
+        """A new record for a forward op; for a backward op, that of the forward op whose gradient it makes."""
+        if self.in_backward:
+            node = current_node()
+            number = ACCUMULATE if node is None else node._sequence_nr()
+            found = self._by_number.get(number)
+            if found is None:
+                found = OpRecord("", "backward")
+                self.ops.append(found)
+                self._by_number[number] = found
+            return found
+        record = OpRecord(self.path(), name.partition(".")[2])
+        self.ops.append(record)
+        self._by_number.setdefault(forward_number(), record)
+        for frame in self.frames:
+            frame.ops[record] += 1
+        return record
+
+    def _figures(
+        self, name: str, func: Any, args: Any, kwargs: Any, out: Any, outputs: Sequence[Any]
+    ) -> tuple[Macs | None, Size, Size, Size]:
+        """Work, elements, bytes read and written; None for the work where the op has no price."""
+        inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        specs = tree_map(_spec, (args, out))
+        read = sum([_touched(tensor) for tensor in inputs])
+        written = sum([_touched(tensor) for tensor in outputs])
+        elements = prod(_shape(outputs[0])) if outputs else 0
+        formula = FORMULAS.get(name)
+        if formula is not None:
+            return formula(*specs), elements, read, written
+        known = has_no_product(name, func, torch.Tag.pointwise) if hasattr(func, "tags") else False
+        return (Macs(0) if known else None), elements, read, written
+
+    # Positions: the rows of a table that are looked up must exist, so a table bounds the length.
+
+    def _watch_positions(self, name: str, args: Any, outputs: Sequence[Any]) -> None:
+        """Follow ``arange`` through views and sums to the table whose rows it picks."""
+        if not outputs:
+            return
+        key = storage_key(outputs[0])
+        if name == "aten.arange":
+            numbers = [size_of(each) for each in args if not isinstance(each, float)]
+            self._upper[key] = numbers[1] if len(numbers) > 1 else numbers[0]
+        elif name == "aten.embedding" and storage_key(args[1]) in self._upper:
+            rows = args[0].shape[0]
+            if isinstance(rows, int):
+                self.bounds.append((self._upper[storage_key(args[1])], rows, self.path()))
+        elif (
+            name in ("aten.add", "aten._to_copy", "aten.clone")
+            and isinstance(args[0], torch.Tensor)
+            and (below := self._upper.get(storage_key(args[0]))) is not None
+        ):
+            if name != "aten.add":
+                self._upper[key] = below
+            elif isinstance(args[1], int):
+                self._upper[key] = below + args[1]
+
+    # What it keeps.
+
+    def keep(self, tensor: Any) -> Any:
+        """The pack hook of ``saved_tensors_hooks``."""
+        if not self.muted and not self.in_backward:
+            self.save(storage_key(tensor), lambda: self._saved(tensor), tensor)
+        return tensor
+
+    def _saved(self, tensor: Any) -> SavedRecord:
+        floating = tensor.is_floating_point() or tensor.dtype in (torch.bool, torch.uint8)
+        whole = size_of(tensor.untyped_storage().nbytes())
+        return SavedRecord(self.path(), forward_number(), _shape(tensor), dtype_name(tensor.dtype), whole, floating)
+
+    def save(self, key: int, make: Callable[[], SavedRecord], tensor: Any = None) -> None:
+        """Count a storage once, unless it is a parameter's or a buffer's."""
+        if key in self.owned:
+            return
+        first = key not in self._seen_saved
+        if not first and not self.frames:
+            return
+        made = make()
+        if first:
+            self._seen_saved.add(key)
+            if tensor is not None:
+                self._alive.append(tensor.untyped_storage())
+            self.saved.append(made)
+        for frame in self.frames:
+            frame.saved.append((key, made, first))
+
+    def born_inside(self, key: int, frame: Frame) -> bool:
+        """Whether a storage was made during a frame."""
+        return self._births.get(key, -1) >= frame.born
+
+    def open_frame(self) -> Frame:
+        """Begin to note what is recorded, for :mod:`tfcost.trace.repeats`."""
+        frame = Frame(len(self._alive))
+        self.frames.append(frame)
+        return frame
+
+    def name_saved(self) -> None:
+        """Say for each kept storage which op keeps it; the op runs after its inputs are kept, so only now is it known.
+
+        An autograd function of the program's own has no op of its number: it keeps under the module's name alone.
+        """
+        for saved in self.saved:
+            if not saved.op:
+                record = self._by_number.get(saved.number)
+                saved.op = record.name if record is not None and record.path == saved.path else "function"
+
+
+def _shape(tensor: Any) -> tuple[Size, ...]:
+    return tuple([size_of(each) for each in tensor.shape])
+
+
+def _spec(leaf: Any) -> Any:
+    return Spec(_shape(leaf), leaf.itemsize, dtype_name(leaf.dtype)) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def dtype_name(dtype: Any) -> str:
+    """``torch.bfloat16`` as tfcost writes it."""
+    name = str(dtype).removeprefix("torch.")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(name, name)
+
+
+def _touched(tensor: Any) -> Size:
+    """The bytes that are really there: an axis along which a tensor is only repeated (stride 0) is read once."""
+    parts = [
+        size_of(size)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if not (isinstance(stride, int) and stride == 0)
+    ]
+    return prod(parts) * int(tensor.itemsize)

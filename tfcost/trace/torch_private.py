@@ -1,0 +1,141 @@
+"""Every interface of PyTorch that is not public, in this one file.
+
+Fake tensors, symbolic sizes and dispatch modes carry no promise of stability. They were tried on the versions in
+:data:`SUPPORTED`; where one of them is missing, importing this module raises one line that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tfcost.errors import InputError, MissingExtra
+
+SUPPORTED = "2.11 to 2.14"
+"""The versions of PyTorch with these interfaces; 2.13 (CPU) and 2.14 (CUDA) are tested."""
+
+try:
+    import torch
+except ImportError:
+    raise MissingExtra("trace needs torch: pip install 'tfcost[torch]'") from None
+
+try:
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException as _DynamicOutputShape
+    from torch.fx.experimental.sym_node import SymNode
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        GuardOnDataDependentSymNode,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+    from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
+
+    _sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+    _current_node: Callable[[], Any] = torch._C._current_autograd_node
+    _sdp_choice = torch._fused_sdp_choice
+except (ImportError, AttributeError) as error:
+    raise InputError(
+        f"trace uses private interfaces of PyTorch {SUPPORTED}; this is {torch.__version__}, and {error}"
+    ) from None
+
+__all__ = [
+    "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv", "Max", "Min",
+    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "cannot_follow", "cached_arithmetic", "current_node",
+    "fake_mode", "forward_number", "is_composite", "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
+]  # fmt: skip
+
+
+def fake_mode(symbolic: bool) -> FakeTensorMode:
+    """A mode in which tensors have shapes and no data; with ``symbolic``, shapes that may be expressions."""
+    return FakeTensorMode(shape_env=ShapeEnv() if symbolic else None, allow_non_fake_inputs=True)
+
+
+def sizes(mode: FakeTensorMode, hints: list[int]) -> list[Any]:
+    """Symbolic sizes whose values in this run are ``hints``: they decide branches, and are kept as guards."""
+    dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(hints))
+    tensor = torch.empty(hints, device="meta")
+    return list(mode.from_tensor(tensor, symbolic_context=dynamic).shape)
+
+
+def forward_number() -> int:
+    """The number of the autograd node whose forward is running: it saves its inputs before the op runs."""
+    return _sequence_number() - 1
+
+
+def current_node() -> Any:
+    """The autograd node whose backward is running; None in a forward pass."""
+    return _current_node()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage: equal for views. Valid while the storage is alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_composite(func: Any) -> bool:
+    """Whether an op has no kernel of its own, only a decomposition into others."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+def cannot_follow(error: BaseException) -> str:
+    """Why symbolic shapes (or fake tensors) cannot follow a program, in a few words; empty for any other error."""
+    if isinstance(error, DataDependentOutputException):
+        return f"the value of a tensor decides something ({error.func})"
+    if isinstance(error, _DynamicOutputShape):
+        return f"the values of a tensor decide a shape ({error.func})"
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "a shape that depends on values decides something"
+    text = str(error)
+    if "concrete integers" in text or "SymIntArrayRef" in text or "SymInt" in text or "symbolic" in text.lower():
+        return text.strip().splitlines()[0].rpartition(": ")[2]
+    return ""
+
+
+_BINARY = (
+    "add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "floordiv", "int_floordiv", "mod", "sym_min", "sym_max",
+    "and_", "or_",
+)  # fmt: skip
+
+
+@contextmanager
+def cached_arithmetic() -> Iterator[None]:
+    """Arithmetic of symbolic sizes computed once per pair of operands: it halves the time of a symbolic trace.
+
+    A node of a symbolic size never changes, so that the same operation on equal expressions of one trace may return
+    the node that it returned before. Sizes of different traces never meet: the table lives as long as the context.
+    """
+    table: dict[tuple[Any, ...], Any] = {}
+    originals: dict[str, Any] = {}
+
+    def cached(name: str, original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def method(self: Any, other: Any) -> Any:
+            key = (name, self._expr, other._expr, self.pytype, other.pytype, id(self.shape_env))
+            found = table.get(key)
+            if found is None:
+                found = table[key] = original(self, other)
+            return found
+
+        return method
+
+    def wrap(self: Any, number: int) -> Any:
+        key = (number, id(self.shape_env))
+        found = table.get(key)
+        if found is None:
+            found = table[key] = originals["wrap_int"](self, number)
+        return found
+
+    try:
+        for name in _BINARY:
+            if (original := getattr(SymNode, name, None)) is not None:
+                originals[name] = original
+                setattr(SymNode, name, cached(name, original))
+        originals["wrap_int"] = SymNode.wrap_int
+        SymNode.wrap_int = wrap
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(SymNode, name, original)
