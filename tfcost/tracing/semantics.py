@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tfcost.trace.torch_private import torch
+from tfcost.tracing.torch_private import torch
 
 HALF = (torch.float16, torch.bfloat16)
 FLASH_HEAD_DIM = 256

@@ -45,6 +45,7 @@ NAMES = frozenset(
     upsample_nearest2d upsample_nearest2d_backward value_selecting_reduction_backward var var_mean zero zero_ zeros
     zeros_like cudnn_batch_norm cudnn_batch_norm_backward _cudnn_init_dropout_state linalg_vector_norm _assert_async
     _assert_scalar _assert_tensor_metadata _is_all_true _is_any_true diagonal_scatter masked_scatter
+    floor_divide floor_divide_ fmod remainder polar view_as_complex view_as_real complex real imag
     masked_scatter_backward masked_select native_norm renorm slice_copy isin
     """.split()
 ) | {"prim.device", "prims.convert_element_type", "prims.iota", "prims.broadcast_in_dim"}

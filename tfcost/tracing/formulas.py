@@ -1,7 +1,7 @@
 """Multiply-accumulates of every PyTorch op that multiplies matrices, forward and backward, from its shapes alone.
 
 A product has one multiply-accumulate per point of its index space, which is how :mod:`tfcost.ops` counts too. Ops with
-no product are listed in :mod:`tfcost.trace.products_none`; an op in neither list is reported as unpriced, never as
+no product are listed in :mod:`tfcost.tracing.products_none`; an op in neither list is reported as unpriced, never as
 zero. Argument order and layouts are those of ATen's ``native_functions.yaml`` (torch 2.13).
 """
 

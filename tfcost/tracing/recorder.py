@@ -14,9 +14,9 @@ from math import prod
 from typing import Any
 
 from tfcost.graph import Size
-from tfcost.trace.formulas import FORMULAS, Macs, Spec
-from tfcost.trace.products_none import has_no_product
-from tfcost.trace.torch_private import (
+from tfcost.tracing.formulas import FORMULAS, Macs, Spec
+from tfcost.tracing.products_none import has_no_product
+from tfcost.tracing.torch_private import (
     TorchDispatchMode,
     current_node,
     forward_number,
@@ -198,7 +198,11 @@ class Recorder(TorchDispatchMode):
         if work is None:
             record.unpriced[name] += 1
         else:
-            record.macs, record.square = work.macs, work.square
+            record.macs = work.macs
+            if not isinstance(work.macs, int) or work.macs:
+                # Of two activations, or inside a fused kernel: QKᵀ and PV, in a Transformer.
+                tensors = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor)]
+                record.square = work.square or not any(storage_key(each) in self.owned for each in tensors)
 
     def _record_of(self, name: str) -> OpRecord:
         """A new record for a forward op; for a backward op, that of the forward op whose gradient it makes."""
@@ -291,7 +295,7 @@ class Recorder(TorchDispatchMode):
         return self._births.get(key, -1) >= frame.born
 
     def open_frame(self) -> Frame:
-        """Begin to note what is recorded, for :mod:`tfcost.trace.repeats`."""
+        """Begin to note what is recorded, for :mod:`tfcost.tracing.repeats`."""
         frame = Frame(len(self._alive))
         self.frames.append(frame)
         return frame

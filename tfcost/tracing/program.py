@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from tfcost.errors import InputError, TfcostError
-from tfcost.trace.recorder import OpRecord, Recorder, SavedRecord, size_of
-from tfcost.trace.repeats import Repeats
-from tfcost.trace.semantics import Semantics
-from tfcost.trace.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_flatten
+from tfcost.tracing.recorder import OpRecord, Recorder, SavedRecord, size_of
+from tfcost.tracing.repeats import Repeats
+from tfcost.tracing.semantics import Semantics
+from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_flatten
 
 Build = Callable[[Mapping[str, Any]], Any]
 """From the sizes by letter to the module; called under fake tensors, so that no weight takes memory."""
@@ -35,7 +35,10 @@ class Weight(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A program that ran: its ops, kept tensors, weights, guards and what was assumed on the way."""
+    """A program that ran: its ops, kept tensors, weights, and the guards that its branches left behind.
+
+    ``bounds`` are lengths that a table of rows limits; ``pinned`` letters turned out to have one size only.
+    """
 
     ops: list[OpRecord]
     saved: list[SavedRecord]
@@ -43,7 +46,7 @@ class Recorded(NamedTuple):
     guards: list[Any]
     letters: dict[Any, str]
     bounds: list[tuple[Any, int, str]]
-    notes: list[str]
+    pinned: list[str]
     replays: int
     seconds: float
 
@@ -160,8 +163,9 @@ def run(
                 share=False, autocast=autocast, progress=progress, fixed=fixed,
             )  # fmt: skip
         guards = [guard.expr for guard in mode.shape_env.guards] if symbolic else []
+        pinned = [letter for size, letter in letters.items() if mode.shape_env.replace(size) != size]
         return Recorded(
-            recorder.ops, recorder.saved, weights, guards, letters, recorder.bounds, semantics.notes,
+            recorder.ops, recorder.saved, weights, guards, letters, recorder.bounds, pinned,
             0 if repeats is None else repeats.replays, time.monotonic() - began,
         )  # fmt: skip
 
@@ -193,7 +197,7 @@ def _passes(module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: b
 
 def explain(error: Exception) -> None:
     """Turn a module's own error into one that says where; those that mean something to us pass."""
-    from tfcost.trace.torch_private import cannot_follow
+    from tfcost.tracing.torch_private import cannot_follow
 
     if isinstance(error, TfcostError) or cannot_follow(error):
         return

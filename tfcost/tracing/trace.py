@@ -1,0 +1,182 @@
+""":func:`trace`: a program's closed forms, its figures at chosen sizes, and the range in which they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tfcost.errors import InputError
+from tfcost.symbols import symbol
+from tfcost.tracing.expressions import Translator, bounds_first, holds, in_words
+from tfcost.tracing.polynomial import CHECKS, DEGREE, NotPolynomial, Point, solve
+from tfcost.tracing.program import ModuleError, Recorded, run
+from tfcost.tracing.semantics import Semantics
+from tfcost.tracing.sources import DTYPES, Source
+from tfcost.tracing.torch_private import cannot_follow
+from tfcost.tracing.traced import Traced
+
+
+class Settings(NamedTuple):
+    """How a program is run: mode, kernel, whose kernels, element type, autocast, and whether equal layers share."""
+
+    train: bool = True
+    attention: str = "eager"
+    dtype: str = "bf16"
+    semantics: str = "cuda"
+    autocast: str | None = None
+    torch_device: str = "cpu"
+    share: bool = True
+    progress: bool = False
+
+
+class Result(NamedTuple):
+    """A traced program: ``forms`` is its graph in letters, ``numbers`` the same at the chosen sizes.
+
+    ``method`` is ``symbolic`` or ``polynomial``; ``conditions`` are what must hold of the letters for the closed forms.
+    """
+
+    source: Source
+    settings: Settings
+    forms: Traced
+    numbers: Traced
+    method: str
+    conditions: list[Any]
+    checked: list[Point]
+    notes: list[str]
+
+
+def primes() -> list[int]:
+    """The primes below 10,000, from 5 on: sizes that no constant of a model equals by accident."""
+    sieve = bytearray([1]) * 10_000
+    for number in range(2, 100):
+        if sieve[number]:
+            sieve[number * number :: number] = bytearray(len(sieve[number * number :: number]))
+    return [number for number in range(5, 10_000) if sieve[number]]
+
+
+def hints_of(source: Source) -> dict[str, int]:
+    """A size for each letter to trace at: the greatest free prime up to what is asked for, and at least 5.
+
+    0 and 1 would be taken for constants, and equal sizes for one; a constant of the model would be taken for a size.
+    """
+    candidates = [each for each in primes() if each not in source.taken]
+    found: dict[str, int] = {}
+    for letter, size in source.letters.items():
+        free = [each for each in candidates if each not in found.values()]
+        below = [each for each in free if each <= size]
+        found[letter] = below[-1] if below else free[0]
+    return found
+
+
+def traced(source: Source, settings: Settings) -> Result:
+    """Trace a program symbolically; where that cannot be followed, solve its polynomials from runs at several sizes."""
+    semantics = Semantics(settings.semantics, settings.attention)
+    options: dict[str, Any] = {
+        "train": settings.train, "backward": settings.train, "semantics": semantics, "share": settings.share,
+        "progress": settings.progress,
+        "autocast": None if settings.autocast is None else DTYPES[settings.autocast],
+    }  # fmt: skip
+
+    def concrete(point: Point) -> Recorded:
+        return run(source.build, source.feed, point, symbolic=False, **options)
+
+    notes = list(source.notes)
+    method, why, checked = "symbolic", "", []
+    conditions: list[Any] = []
+    recorded: Recorded | None = None
+    if not source.letters:
+        recorded = concrete({})
+    else:
+        try:
+            recorded = run(source.build, source.feed, hints_of(source), symbolic=True, **options)
+            if recorded.pinned:
+                why = f"symbolic sizes would fix {', '.join(recorded.pinned)}"
+        except ModuleError:
+            raise
+        except Exception as error:
+            why = cannot_follow(error)
+            if not why:
+                raise
+    if recorded is None or why:
+        method = "polynomial"
+        recorded, checked = _polynomial(source, concrete)
+        notes.append(
+            f"symbolic sizes cannot follow this program ({why}): the closed forms are polynomials of degree {DEGREE}, "
+            f"solved exactly from runs on fake tensors and equal to further runs at "
+            + " and ".join(", ".join(f"{k}={v}" for k, v in point.items()) for point in checked)
+        )
+    translate = Translator(recorded.letters)
+    forms = Traced(recorded, translate)
+    if method == "symbolic":
+        guards = [translate_condition(translate, each, recorded) for each in recorded.guards]
+        tables = [translate(length) <= rows for length, rows, _ in recorded.bounds if not isinstance(length, int)]
+        conditions = bounds_first([*guards, *tables])
+    values = {symbol(letter): size for letter, size in source.letters.items()}
+    inside = holds(conditions, source.letters)
+    if source.letters and (not inside or 1 in source.letters.values()):
+        numbers = Traced(concrete(source.letters), lambda value: value)
+        if not inside:
+            notes.append("the sizes asked for are outside the range of the closed forms: the figures are of a run there")
+        elif differing := _differences(forms, numbers, values):
+            notes.append(f"at sizes of 1 {', '.join(differing)} differ from the closed form: the figures are of a run there")
+    else:
+        numbers = Traced(recorded, lambda value: _number(translate(value), values))
+    notes += semantics.notes
+    return Result(source, settings, forms, numbers, method, conditions, checked, notes)
+
+
+def translate_condition(translate: Translator, condition: Any, recorded: Recorded) -> Any:
+    """A guard in tfcost's letters."""
+    from tfcost.tracing.expressions import standard
+
+    names = {each: symbol(letter) for each, letter in recorded.letters.items()}
+    return standard(condition.xreplace(names))
+
+
+def _number(value: Any, values: Mapping[Any, int]) -> int:
+    if isinstance(value, int):
+        return value
+    number = value.subs(values)
+    return int(number)
+
+
+def figures(graph: Traced) -> dict[str, Any]:
+    """Every total of a traced program."""
+    return {"parameters": graph.parameters(), **graph.flops(), **graph.memory()}
+
+
+def _differences(forms: Traced, numbers: Traced, values: Mapping[Any, int]) -> list[str]:
+    here = figures(numbers)
+    return [name for name, value in figures(forms).items() if _number(value, values) != here[name]]
+
+
+def _polynomial(source: Source, concrete: Any) -> tuple[Recorded, list[Point]]:
+    """Closed forms from runs at several sizes, none of which is a constant of the model."""
+    letters = list(source.letters)
+    small = [each for each in primes() if each not in source.taken and each > 7]
+    batches = [each for each in (2, 3, 5, 7, 11, 13, 17, 19) if each not in source.taken or each < 4]
+    count = DEGREE + 1 + CHECKS
+    choices = {}
+    for index, letter in enumerate(letters):
+        pool = batches if letter == "b" else small[index * count :]
+        choices[letter] = pool[:count]
+    try:
+        return solve(concrete, letters, choices)
+    except ModuleError:
+        raise
+    except NotPolynomial:
+        raise
+    except Exception as error:
+        if why := cannot_follow(error):
+            raise InputError(f"{source.name} cannot be traced on fake tensors: {why}") from None
+        raise
+
+
+
+
+def conditions_in_words(result: Result) -> list[str]:
+    """The range of the closed forms, as people write it."""
+    return [in_words(each) for each in result.conditions]
+
+
+__all__ = ["Result", "Settings", "conditions_in_words", "figures", "traced"]
