@@ -71,18 +71,43 @@ def _side(expr: Any) -> str:
         return str(expr)
 
 
+def simplest(condition: Any) -> Any:
+    """A bound of one letter with the letter alone on the left: ``2 + S <= 1026`` is ``S <= 1024``."""
+    letters = condition.free_symbols
+    if len(letters) != 1 or getattr(condition, "rel_op", "") not in ("<=", "<", ">=", ">"):
+        return condition
+    letter = letters.pop()
+    difference = sympy.expand(condition.lhs - condition.rhs)
+    if not difference.is_polynomial(letter) or sympy.degree(difference, letter) != 1:
+        return condition
+    slope, rest = difference.coeff(letter, 1), difference.coeff(letter, 0)
+    bound, operator = -rest / slope, condition.rel_op
+    if slope.is_negative:
+        operator = {"<=": ">=", "<": ">", ">=": "<=", ">": "<"}[operator]
+    if operator in ("<", "<="):
+        # Sizes are whole numbers.
+        return sympy.Le(letter, sympy.floor(bound) if operator == "<=" else sympy.ceiling(bound) - 1)
+    return sympy.Ge(letter, sympy.ceiling(bound) if operator == ">=" else sympy.floor(bound) + 1)
+
+
 def bounds_first(conditions: Iterable[Any]) -> list[Any]:
     """Conditions without repetition; those that others imply (a looser bound of the same size) are left out."""
-    kept: dict[Any, Any] = {}
-    others = []
+    upper: dict[Any, Any] = {}
+    lower: dict[Any, Any] = {}
+    others: list[Any] = []
     for each in conditions:
         condition = sympy.sympify(each)
+        if isinstance(condition, sympy.Rel):
+            condition = simplest(condition)
         if condition is sympy.true:
             continue
-        if getattr(condition, "rel_op", "") == "<=" and condition.lhs.is_Symbol and condition.rhs.is_number:
-            before = kept.get(condition.lhs)
-            if before is None or condition.rhs < before.rhs:
-                kept[condition.lhs] = condition
+        operator = getattr(condition, "rel_op", "")
+        single = operator in ("<=", ">=") and condition.lhs.is_Symbol and condition.rhs.is_number
+        if single and operator == "<=":
+            upper[condition.lhs] = min(condition.rhs, upper.get(condition.lhs, condition.rhs))
+        elif single:
+            lower[condition.lhs] = max(condition.rhs, lower.get(condition.lhs, condition.rhs))
         elif condition not in others:
             others.append(condition)
-    return [*kept.values(), *others]
+    bounds = [*[sympy.Ge(x, n) for x, n in lower.items() if n > 2], *[sympy.Le(x, n) for x, n in upper.items()]]
+    return [*bounds, *others]

@@ -144,7 +144,11 @@ def run(
             given |= dict(zip(open_letters, sizes(mode, [hints[each] for each in open_letters]), strict=True))
         letters = {size_of(given[letter]): letter for letter in open_letters}
         with mode:
-            module = build(given)
+            built = build(given)
+            # A module that exists already comes with the means to put its own weights back.
+            module = stack.enter_context(built) if hasattr(built, "__enter__") else built
+            modes = {each: each.training for each in module.modules()}
+            stack.callback(restore, modes)
             module.train(train)
             args, kwargs = feed(given)
             weights = weights_of(module)
@@ -168,6 +172,12 @@ def run(
             recorder.ops, recorder.saved, weights, guards, letters, recorder.bounds, pinned,
             0 if repeats is None else repeats.replays, time.monotonic() - began,
         )  # fmt: skip
+
+
+def restore(modes: Mapping[Any, bool]) -> None:
+    """Put every module's training flag back."""
+    for module, training in modes.items():
+        module.training = training
 
 
 def _passes(module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: bool, autocast: Any) -> None:

@@ -140,7 +140,9 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
         from transformers.initialization import no_init_weights
 
         with no_init_weights(), without_initialisation():
-            return cls._from_config(config, attn_implementation=kernel, dtype=DTYPES[dtype])
+            module = cls._from_config(config, attn_implementation=kernel, dtype=DTYPES[dtype])
+        module.tie_weights()  # left out with the initialisation
+        return module
 
     letters, inputs, feed = _inputs(cls, config, DTYPES[dtype], sizes)
     return Source(
@@ -324,6 +326,23 @@ def arguments(inputs: Any, dynamic: Dynamic, sizes: Mapping[str, Any]) -> tuple[
     if isinstance(inputs, Mapping):
         return (), dict(made)
     return tuple(value for _, value in made), {}
+
+
+def from_module(module: Any, inputs: Any, dynamic: Dynamic) -> Source:
+    """A module that exists, with example inputs; inside a trace its weights are fake ones, then its own again."""
+    from tfcost.tracing.torch_private import as_fake_tensor
+
+    letters = letters_of(inputs, dynamic)
+    inputs_of = {letter: {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}.get(letter, letter) for letter in letters}
+    taken = frozenset(int(size) for p in module.parameters() for size in p.shape)
+
+    def build(_: Mapping[str, Any]) -> Any:
+        return as_fake(module, as_fake_tensor)
+
+    def feed(s: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return arguments(inputs, dynamic, s)
+
+    return Source(type(module).__name__, type(module).__name__, build, feed, letters, inputs_of, taken, [])
 
 
 @contextmanager

@@ -44,7 +44,7 @@ except (ImportError, AttributeError) as error:
 
 __all__ = [
     "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv", "Max", "Min",
-    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "cannot_follow", "cached_arithmetic", "current_node",
+    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "as_fake_tensor", "cannot_follow", "cached_arithmetic", "current_node",
     "fake_mode", "forward_number", "is_composite", "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
@@ -59,6 +59,12 @@ def sizes(mode: FakeTensorMode, hints: list[int]) -> list[Any]:
     dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(hints))
     tensor = torch.empty(hints, device="meta")
     return list(mode.from_tensor(tensor, symbolic_context=dynamic).shape)
+
+
+def as_fake_tensor(tensor: torch.Tensor) -> Any:
+    """A fake tensor like this one, of the fake mode that is active."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return mode.from_tensor(tensor, static_shapes=True)
 
 
 def forward_number() -> int:

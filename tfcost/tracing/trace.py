@@ -154,7 +154,7 @@ def _polynomial(source: Source, concrete: Any) -> tuple[Recorded, list[Point]]:
     """Closed forms from runs at several sizes, none of which is a constant of the model."""
     letters = list(source.letters)
     small = [each for each in primes() if each not in source.taken and each > 7]
-    batches = [each for each in (2, 3, 5, 7, 11, 13, 17, 19) if each not in source.taken or each < 4]
+    batches = [2, 3, *[each for each in primes() if each not in source.taken]]
     count = DEGREE + 1 + CHECKS
     choices = {}
     for index, letter in enumerate(letters):

@@ -50,7 +50,7 @@ class Traced(Graph):
         self.unpriced: Counter[str] = Counter()
         self.traced: list[TracedOp] = []
         self.kept: list[tuple[str, SavedRecord, Tensor]] = []
-        self._value = value
+        self.value = value
         self._add_ops(recorded.ops)
         self._add_saved(recorded.saved)
 
@@ -73,17 +73,17 @@ class Traced(Graph):
             copies = sum(each.copies for each in group)
             inputs = tuple(self._tensor(f"{path}/input", shape, copies) for shape in record.shapes)
             op = TracedOp(record, path, copies, self._tensor(path, record.out_shape, copies), inputs)
-            op.forward = Work(self._value(op.forward.macs), self._value(op.forward.elements))
-            op.backward = Work(self._value(op.backward.macs))
-            op.recompute = Work(self._value(op.recompute.macs))
+            op.forward = Work(self.value(op.forward.macs), self.value(op.forward.elements))
+            op.backward = Work(self.value(op.backward.macs))
+            op.recompute = Work(self.value(op.recompute.macs))
             for field in ("read", "written", "backward_read", "backward_written"):
-                setattr(op, field, self._value(getattr(op, field)))
+                setattr(op, field, self.value(getattr(op, field)))
             op.unpriced = record.unpriced
             self.ops.append(op)
             self.traced.append(op)
 
     def _tensor(self, path: str, shape: tuple[Size, ...], copies: Size) -> Tensor:
-        sizes = tuple(self._value(each) for each in shape)
+        sizes = tuple(self.value(each) for each in shape)
         return Tensor(path, tuple(str(index) for index in range(len(sizes))), sizes, 1, copies)
 
     def _add_saved(self, records: Iterable[SavedRecord]) -> None:
@@ -95,7 +95,7 @@ class Traced(Graph):
             record = group[0]
             where = f"{group_of(record.path).replace('.', '/')}/{record.op}".lstrip("/")
             copies = sum(each.copies for each in group)
-            shape = tuple(self._value(each) for each in record.shape)
+            shape = tuple(self.value(each) for each in record.shape)
             axes = tuple(str(index) for index in range(len(shape)))
             # A view keeps its whole storage: the bytes are the storage's, whatever the view's shape.
             tensor = Tensor(where, axes, shape, 0, copies)
@@ -109,12 +109,12 @@ class Traced(Graph):
         for op in self.traced:
             each = figure(op)
             groups[each] = groups.get(each, 0) + op.copies
-        return self._value(sum([each * times for each, times in groups.items()]))
+        return self.value(sum([each * times for each, times in groups.items()]))
 
     def saved_bytes(self, floating: bool) -> Size:
         """Bytes kept for backward: of activations, masks and statistics, or of integer ids."""
-        return self._value(
-            sum([tensor.copies * self._value(r.bytes) for _, r, tensor in self.kept if r.floating == floating])
+        return self.value(
+            sum([tensor.copies * self.value(r.bytes) for _, r, tensor in self.kept if r.floating == floating])
         )
 
     def flops(self) -> dict[str, Size]:
@@ -137,8 +137,8 @@ class Traced(Graph):
         return {
             "activation_bytes": self.saved_bytes(True),
             "id_bytes": self.saved_bytes(False),
-            "weight_bytes": self._value(sum([w.bytes for w in weights])),
-            "buffer_bytes": self._value(sum([w.bytes for w in self.recorded.weights if w.buffer])),
+            "weight_bytes": self.value(sum([w.bytes for w in weights])),
+            "buffer_bytes": self.value(sum([w.bytes for w in self.recorded.weights if w.buffer])),
             "forward_read_bytes": self.total(lambda op: op.read),
             "forward_written_bytes": self.total(lambda op: op.written),
             "backward_read_bytes": self.total(lambda op: op.backward_read),
@@ -147,4 +147,4 @@ class Traced(Graph):
 
     def parameters(self) -> Size:
         """Parameters, shared ones once."""
-        return self._value(sum([w.numel for w in self.recorded.weights if not w.buffer]))
+        return self.value(sum([w.numel for w in self.recorded.weights if not w.buffer]))
