@@ -41,6 +41,22 @@ def inputs_of(config: Any, sizes: Mapping[str, int], dtype: torch.dtype) -> dict
     return {"input_ids": ids(sizes["N"])}
 
 
+def _flash(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    b, h, n, k = query
+    return 2 * b * h * n * key[2] * (k + value[3])
+
+
+def _flash_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return 2 * _flash(query, key, value)
+
+
+CPU_FLASH = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward,
+}
+"""PyTorch's counter has no formula for a CPU's flash kernel: QKᵀ and PV, each gradient's product twice."""
+
+
 def measure(module: Any, inputs: Mapping[str, Any] | tuple[Any, ...], train: bool = True) -> Measured:
     """Run a module forward and (in training) backward from the sum of all its outputs."""
     torch.manual_seed(0)
@@ -57,7 +73,7 @@ def measure(module: Any, inputs: Mapping[str, Any] | tuple[Any, ...], train: boo
         alive.append(tensor)
         return tensor
 
-    forward, backward = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    forward, backward = [FlopCounterMode(display=False, custom_mapping=CPU_FLASH) for _ in range(2)]
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
     with torch.set_grad_enabled(train), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), forward:
         out = module(*args, **kwargs)

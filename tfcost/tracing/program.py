@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from tfcost.errors import InputError, TfcostError
@@ -126,6 +126,7 @@ def run(
     autocast: Any = None,
     progress: bool = False,
     fixed: Sequence[str] = (),
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Recorded:
     """Run a module once and record it.
 
@@ -156,7 +157,7 @@ def run(
             recorder.own([*module.parameters(), *module.buffers()])
             repeats = Repeats(module, recorder) if share else None
             names = {id(each): name for name, each in module.named_modules()}
-            with calls(recorder, repeats, names, lines), semantics.functions(recorder):
+            with calls(recorder, repeats, names, lines), semantics.functions(recorder), around():
                 _passes(module, args, kwargs, recorder, backward, autocast)
         recorder.name_saved()
         lines.done()
@@ -164,7 +165,7 @@ def run(
             # Some layer's output reaches no loss: equal layers then differ in their backward.
             return run(
                 build, feed, hints, symbolic=symbolic, train=train, backward=backward, semantics=semantics,
-                share=False, autocast=autocast, progress=progress, fixed=fixed,
+                share=False, autocast=autocast, progress=progress, fixed=fixed, around=around,
             )  # fmt: skip
         guards = [guard.expr for guard in mode.shape_env.guards] if symbolic else []
         pinned = [letter for size, letter in letters.items() if mode.shape_env.replace(size) != size]

@@ -173,11 +173,7 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor)]
-        for tensor in outputs:
-            key = storage_key(tensor)
-            if key not in self._births:
-                self._births[key] = len(self._alive)
-                self._alive.append(tensor.untyped_storage())
+        self.born(outputs)
         self._watch_positions(name, args, outputs)
         if func.is_view if hasattr(func, "is_view") else False:
             return
@@ -289,6 +285,14 @@ class Recorder(TorchDispatchMode):
             self.saved.append(made)
         for frame in self.frames:
             frame.saved.append((key, made, first))
+
+    def born(self, tensors: Sequence[Any]) -> None:
+        """Note when a storage was first seen."""
+        for tensor in tensors:
+            key = storage_key(tensor)
+            if key not in self._births:
+                self._births[key] = len(self._alive)
+                self._alive.append(tensor.untyped_storage())
 
     def born_inside(self, key: int, frame: Frame) -> bool:
         """Whether a storage was made during a frame."""

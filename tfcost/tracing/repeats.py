@@ -338,6 +338,7 @@ class Repeats:
             self.expected_backward += any(returned.needs_grad)
             with recorder.mute():
                 fresh = list(_Replay.apply(returned, *inputs) if any(returned.needs_grad) else returned.make())
+        recorder.born(fresh)
         for passed in call.passed:
             outputs.append(fresh.pop(0) if passed is None else None if passed == -1 else leaves[passed])
         for kind, index, record in call.saved:

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,8 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 class Source(NamedTuple):
     """A program to trace: ``letters`` are its sizes in this run, ``taken`` the numbers that no size should equal.
 
-    ``inputs`` names the report's input of each letter: ``{"b": "batch", "N": "seq_len"}``.
+    ``inputs`` names the report's input of each letter: ``{"b": "batch", "N": "seq_len"}``. ``around`` is entered while
+    the program runs.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Source(NamedTuple):
     inputs: dict[str, str]
     taken: frozenset[int]
     notes: list[str]
-    config: Any = None
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @contextmanager
@@ -146,8 +147,33 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
 
     letters, inputs, feed = _inputs(cls, config, DTYPES[dtype], sizes)
     return Source(
-        name, cls.__name__, build, feed, letters, inputs, frozenset(numbers_in(config.to_dict())), notes, config
+        name, cls.__name__, build, feed, letters, inputs, frozenset(numbers_in(config.to_dict())), notes, unpacked
     )
+
+
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Each row is one sequence without padding: transformers finds out from values, which do not exist here.
+
+    With real tensors of that kind it comes to the same answer, and leaves the mask to a fused kernel.
+    """
+    from transformers import masking_utils
+
+    def without_padding(original: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda padding_mask=None, *args, **kwargs: original(None, *args, **kwargs)
+
+    changes: dict[str, Any] = {"find_packed_sequence_indices": lambda position_ids: None}
+    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        if hasattr(masking_utils, name):
+            changes[name] = without_padding(getattr(masking_utils, name))
+    before = {name: getattr(masking_utils, name) for name in changes if hasattr(masking_utils, name)}
+    try:
+        for name in before:
+            setattr(masking_utils, name, changes[name])
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(masking_utils, name, original)
 
 
 def class_of(transformers: Any, config: Any, stated: Mapping[str, Any]) -> Any:

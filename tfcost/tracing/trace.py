@@ -73,7 +73,7 @@ def traced(source: Source, settings: Settings) -> Result:
     semantics = Semantics(settings.semantics, settings.attention)
     options: dict[str, Any] = {
         "train": settings.train, "backward": settings.train, "semantics": semantics, "share": settings.share,
-        "progress": settings.progress,
+        "progress": settings.progress, "around": source.around,
         "autocast": None if settings.autocast is None else DTYPES[settings.autocast],
     }  # fmt: skip
 
