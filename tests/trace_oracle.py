@@ -75,6 +75,8 @@ def measure(module: Any, inputs: Mapping[str, Any] | tuple[Any, ...], train: boo
 
     forward, backward = [FlopCounterMode(display=False, custom_mapping=CPU_FLASH) for _ in range(2)]
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+    if not train:
+        args = tuple(each.detach() for each in args)  # the counter wants a graph below whatever needs a gradient
     with torch.set_grad_enabled(train), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), forward:
         out = module(*args, **kwargs)
     if train:

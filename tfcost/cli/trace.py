@@ -6,12 +6,13 @@ from typing import Any
 
 import typer
 
-from tfcost.cli.options import OUTPUT, PASS, Argument, Flag, command_app
+from tfcost.cli.options import OUTPUT, PASS, STRUCTURE, Argument, Flag, command_app
 from tfcost.cli.output import emit, format_of
 from tfcost.errors import InputError, MissingExtra
 
 FLAGS = (
     *[flag for flag in PASS if flag.kind == "counts"],
+    *STRUCTURE,
     Flag("attention", ("--attention",), "choice", "kernel that runs [default: eager]", ("eager", "flash", "math")),
     Flag("dtype", ("--dtype",), "choice", "weights and activations [default: bf16]", ("bf16", "fp16", "fp32")),
     Flag("autocast", ("--autocast",), "choice", "run under autocast to this type", ("bf16", "fp16")),
@@ -26,9 +27,10 @@ FLAGS = (
 )  # fmt: skip
 
 MODEL = Argument(
-    "MODEL",
+    "[MODEL]",
     "a preset, a config.json of any architecture that transformers has, or package.module:callable, which returns "
-    "(module, inputs, {input: {axis: letter}}); importing it runs its code",
+    "(module, inputs, {input: {axis: letter}}); importing it runs its code. Without it: the document's model, d, h and V "
+    "letters too",
 )
 
 HELP = (
@@ -41,8 +43,6 @@ OWN = ("format", "json", "csv", "output", "quiet", "peak", "allow_incomplete")
 
 def trace(model: str | None, values: dict[str, Any]) -> int:
     """Trace a program and print its report; 1 where it is incomplete."""
-    if model is None:
-        raise InputError("trace needs a MODEL: a preset, a config.json or package.module:callable")
     try:
         import torch
     except ImportError:

@@ -14,8 +14,8 @@ from tfcost.tracing.torch_private import CeilDiv, CleanDiv, FloorDiv, Max, Min, 
 class Translator:
     """Rewrites expressions of one trace: its size symbols become the letters of tfcost's closed forms."""
 
-    def __init__(self, letters: Mapping[Any, str]) -> None:
-        self._symbols = {each: symbol(letter) for each, letter in letters.items()}
+    def __init__(self, letters: Mapping[Any, str], written_as: Mapping[str, Any] | None = None) -> None:
+        self.symbols = {each: (written_as or {}).get(letter, symbol(letter)) for each, letter in letters.items()}
         self._known: dict[Any, Any] = {}
 
     def __call__(self, value: Any) -> Any:
@@ -24,7 +24,7 @@ class Translator:
             return value
         found = self._known.get(value)
         if found is None:
-            found = self._known[value] = sympy.expand(standard(sympy.sympify(value).xreplace(self._symbols)))
+            found = self._known[value] = sympy.expand(standard(sympy.sympify(value).xreplace(self.symbols)))
             if found.is_Integer:
                 found = self._known[value] = int(found)
         return found
@@ -45,6 +45,11 @@ def standard(expr: Any) -> Any:
     ):
         expr = expr.replace(ours, theirs)
     return expr
+
+
+def of_sizes(condition: Any) -> bool:
+    """Whether a guard is of whole numbers: one of floats fixes a factor inside a kernel, and no shape."""
+    return not any("Float" in type(each).__name__ for each in sympy.sympify(condition).atoms(sympy.Function))
 
 
 def holds(conditions: Iterable[Any], sizes: Mapping[str, int]) -> bool:

@@ -12,7 +12,7 @@ from tfcost.errors import InputError, TfcostError
 from tfcost.tracing.recorder import OpRecord, Recorder, SavedRecord, size_of
 from tfcost.tracing.repeats import Repeats
 from tfcost.tracing.semantics import Semantics
-from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_flatten
+from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_flatten, tree_map
 
 Build = Callable[[Mapping[str, Any]], Any]
 """From the sizes by letter to the module; called under fake tensors, so that no weight takes memory."""
@@ -152,6 +152,8 @@ def run(
             stack.callback(restore, modes)
             module.train(train)
             args, kwargs = feed(given)
+            if not backward:
+                args, kwargs = tree_map(lambda leaf: leaf.detach() if is_tensor(leaf) else leaf, (args, kwargs))
             weights = weights_of(module)
             recorder = Recorder(semantics.result)
             recorder.own([*module.parameters(), *module.buffers()])

@@ -31,6 +31,10 @@ ACCUMULATE = 2**63
 """Sequence numbers from here on are those of nodes that no forward op made (they add up a parameter's gradient)."""
 
 
+WORKSPACE = ("aten.mkldnn_rnn_layer", "aten._cudnn_rnn")
+"""Ops that keep a workspace whose size only their real kernel knows."""
+
+
 class OpRecord:
     """One op of a module and the ops of its gradient; ``copies`` is how often the program runs it.
 
@@ -191,6 +195,8 @@ class Recorder(TorchDispatchMode):
         record.read, record.written, record.elements = read, written, elements
         record.shapes = tuple(_shape(leaf) for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor))
         record.out_shape = _shape(outputs[0]) if outputs else ()
+        if name in WORKSPACE and torch.is_grad_enabled():
+            record.unpriced[f"{name} (workspace kept for backward)"] += 1
         if work is None:
             record.unpriced[name] += 1
         else:

@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfcost.config import choice
+from tfcost.config import choice, flag
 from tfcost.convention import DOCUMENT, FLOPS_PER_MAC
 from tfcost.errors import InputError
 from tfcost.report import Report
 from tfcost.symbols import Formula, plain, symbol
+from tfcost.tracing.document import from_document
+from tfcost.tracing.peak import peak_of
 from tfcost.tracing.sources import DTYPES, Dynamic, Source, from_callable, from_module, from_transformers
-from tfcost.tracing.torch_private import torch
+from tfcost.tracing.torch_private import check_cuda, torch
 from tfcost.tracing.trace import Result, Settings, conditions_in_words, figures, traced
 from tfcost.tracing.traced import Traced, TracedOp
 
@@ -27,7 +29,8 @@ class TraceForms:
 
     def __init__(self, result: Result) -> None:
         self._forms = figures(result.forms)
-        self.values = {symbol(letter): size for letter, size in result.source.letters.items()}
+        sizes = {**result.source.letters, **result.source.derived}
+        self.values = {symbol(letter): size for letter, size in sizes.items()}
 
     def formulas(self, keys: Any = None) -> dict[str, Formula]:
         """The closed form of each total that has one."""
@@ -167,6 +170,8 @@ def report_of(result: Result, by: str = "component", formula: bool = True) -> Re
     """The report of a traced program: ``tfcost.report/1`` with rows by module or op, kept tensors and range."""
     source, settings = result.source, result.settings
     inputs = {source.inputs[letter]: size for letter, size in source.letters.items()}
+    if source.derived:
+        inputs["hidden"] = source.derived["d"]
     kernels = settings.semantics if settings.torch_device == "cpu" else settings.torch_device
     assumptions = {
         "convention": DOCUMENT.name, "implementation": source.kind, "semantics": kernels,
@@ -220,7 +225,7 @@ def with_sizes(source: Source, sizes: Mapping[str, Any]) -> Source:
 
 
 def trace(
-    model: Any,
+    model: Any = None,
     inputs: Any = None,
     *,
     dynamic: Dynamic | None = None,
@@ -237,13 +242,15 @@ def trace(
     formula: bool = True,
     peak: bool = False,
     progress: bool = False,
+    **fields: Any,
 ) -> Report:
     """Run a program once on symbolic shapes and report its cost as formulas: no data, weights or GPU.
 
     ``model`` is a preset's name, a path to a ``config.json`` (built by transformers from the config alone),
     ``"package.module:callable"`` (returns a module, its inputs and dynamic axes), or a ``torch.nn.Module`` with
     ``inputs`` (tensors by position or name) and ``dynamic``, which names their axes by letters:
-    ``{0: {0: "b", 1: "N"}}``. A module is not changed, and its weights are not read.
+    ``{0: {0: "b", 1: "N"}}``. A module is not changed, and its weights are not read. Without a model, ``fields``
+    (``hidden=``, ``heads=``, ``vocab=``, ``arch=`` ...) describe the document's, whose d, h and V are letters too.
 
     Totals: parameters; forward and backward FLOPs (2 per multiply-accumulate of every product that runs), fused
     attention's recomputation apart; bytes kept for backward, each storage once; bytes that ops read and write.
@@ -256,10 +263,23 @@ def trace(
     choice("--by", by, BY)
     if autocast is not None:
         choice("--autocast", autocast, DTYPES)
+    choice("--torch-device", torch_device, ("cpu", "cuda"))
     sizes = {"batch": batch, "seq_len": seq_len, "src_len": src_len}
-    source = source_of(model, inputs, dynamic, attention, dtype, sizes)
-    settings = Settings(train, attention, dtype, semantics, autocast, progress=progress)
-    return report_of(traced(source, settings), by, formula)
+    if model is None:
+        source = from_document(fields, attention, dtype, sizes)
+    elif fields:
+        raise InputError(f"{flag(next(iter(fields)))} describes a model, and does not go with a MODEL")
+    else:
+        source = source_of(model, inputs, dynamic, attention, dtype, sizes)
+    if torch_device == "cuda":
+        check_cuda()
+    settings = Settings(train, attention, dtype, semantics, autocast, torch_device, progress=progress)
+    report = report_of(traced(source, settings), by, formula)
+    if peak:
+        if not train:
+            raise InputError("--peak is of a training step; it does not go with --eval")
+        report.extra["peak"] = peak_of(source, settings)
+    return report
 
 
 __all__ = ["report_of", "trace"]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tfcost.errors import ConfigError, InputError, MissingExtra, TfcostError, UnknownName
@@ -34,7 +35,7 @@ class Source(NamedTuple):
     """A program to trace: ``letters`` are its sizes in this run, ``taken`` the numbers that no size should equal.
 
     ``inputs`` names the report's input of each letter: ``{"b": "batch", "N": "seq_len"}``. ``around`` is entered while
-    the program runs.
+    the program runs. ``written_as`` are letters that the closed forms write by others, which ``derived`` gives sizes.
     """
 
     name: str
@@ -46,6 +47,11 @@ class Source(NamedTuple):
     taken: frozenset[int]
     notes: list[str]
     around: Callable[[], AbstractContextManager[None]] = nullcontext
+    written_as: Mapping[str, Any] = MappingProxyType({})
+    derived: Mapping[str, int] = MappingProxyType({})
+
+
+FAN = "_calculate_fan_in_and_fan_out"
 
 
 @contextmanager
@@ -53,10 +59,12 @@ def without_initialisation() -> Iterator[None]:
     """Weights are never read, so that nothing need fill them: ``torch.nn.init`` does nothing inside."""
     init = torch.nn.init
     names = [name for name in dir(init) if name.endswith("_") and not name.startswith("_") and callable(getattr(init, name))]
-    before = {name: getattr(init, name) for name in names}
+    before = {name: getattr(init, name) for name in (*names, FAN)}
     try:
         for name in names:
             setattr(init, name, lambda tensor, *args, **kwargs: tensor)
+        # Its root would be taken of a symbolic size, and fix it.
+        setattr(init, FAN, lambda tensor: (1, 1))
         yield
     finally:
         for name, function in before.items():

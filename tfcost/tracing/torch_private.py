@@ -44,8 +44,8 @@ except (ImportError, AttributeError) as error:
 
 __all__ = [
     "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv", "Max", "Min",
-    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "as_fake_tensor", "cannot_follow", "cached_arithmetic", "current_node",
-    "fake_mode", "forward_number", "is_composite", "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
+    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "as_fake_tensor", "cannot_follow", "check_cuda", "cached_arithmetic", "current_node",
+    "fake_mode", "forward_number", "is_composite", "memory_tracker", "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
 
@@ -65,6 +65,24 @@ def as_fake_tensor(tensor: torch.Tensor) -> Any:
     """A fake tensor like this one, of the fake mode that is active."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return mode.from_tensor(tensor, static_shapes=True)
+
+
+def check_cuda() -> None:
+    """Raise unless this PyTorch has CUDA kernels; a GPU is not needed for fake tensors."""
+    if torch.version.cuda is None:
+        raise InputError(
+            f"--torch-device cuda needs a CUDA build of PyTorch; this is {torch.__version__}. "
+            "--semantics cuda (the default) traces a GPU's kernels on any build"
+        )
+
+
+def memory_tracker() -> Any:
+    """PyTorch's own tracker of memory by category."""
+    try:
+        from torch.distributed._tools.mem_tracker import MemTracker
+    except ImportError as error:
+        raise InputError(f"--peak uses torch.distributed._tools.MemTracker, which this build lacks: {error}") from None
+    return MemTracker()
 
 
 def forward_number() -> int:

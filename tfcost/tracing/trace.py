@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tfcost.errors import InputError
 from tfcost.symbols import symbol
-from tfcost.tracing.expressions import Translator, bounds_first, holds, in_words
+from tfcost.tracing.expressions import Translator, bounds_first, holds, in_words, of_sizes, standard
 from tfcost.tracing.polynomial import CHECKS, DEGREE, NotPolynomial, Point, solve
 from tfcost.tracing.program import ModuleError, Recorded, run
 from tfcost.tracing.semantics import Semantics
@@ -105,14 +105,15 @@ def traced(source: Source, settings: Settings) -> Result:
             f"solved exactly from runs on fake tensors and equal to further runs at "
             + " and ".join(", ".join(f"{k}={v}" for k, v in point.items()) for point in checked)
         )
-    translate = Translator(recorded.letters)
+    translate = Translator(recorded.letters, source.written_as)
     forms = Traced(recorded, translate)
     if method == "symbolic":
-        guards = [translate_condition(translate, each, recorded) for each in recorded.guards]
+        guards = [standard(each.xreplace(translate.symbols)) for each in recorded.guards if of_sizes(each)]
         tables = [translate(length) <= rows for length, rows, _ in recorded.bounds if not isinstance(length, int)]
         conditions = bounds_first([*guards, *tables])
-    values = {symbol(letter): size for letter, size in source.letters.items()}
-    inside = holds(conditions, source.letters)
+    sizes = {**source.letters, **source.derived}
+    values = {symbol(letter): size for letter, size in sizes.items()}
+    inside = holds(conditions, sizes)
     if source.letters and (not inside or 1 in source.letters.values()):
         numbers = Traced(concrete(source.letters), lambda value: value)
         if not inside:
@@ -123,14 +124,6 @@ def traced(source: Source, settings: Settings) -> Result:
         numbers = Traced(recorded, lambda value: _number(translate(value), values))
     notes += semantics.notes
     return Result(source, settings, forms, numbers, method, conditions, checked, notes)
-
-
-def translate_condition(translate: Translator, condition: Any, recorded: Recorded) -> Any:
-    """A guard in tfcost's letters."""
-    from tfcost.tracing.expressions import standard
-
-    names = {each: symbol(letter) for each, letter in recorded.letters.items()}
-    return standard(condition.xreplace(names))
 
 
 def _number(value: Any, values: Mapping[Any, int]) -> int:
