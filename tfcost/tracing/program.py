@@ -127,6 +127,7 @@ def run(
     progress: bool = False,
     fixed: Sequence[str] = (),
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    device: str = "cpu",
 ) -> Recorded:
     """Run a module once and record it.
 
@@ -144,7 +145,7 @@ def run(
         if open_letters:
             given |= dict(zip(open_letters, sizes(mode, [hints[each] for each in open_letters]), strict=True))
         letters = {size_of(given[letter]): letter for letter in open_letters}
-        with mode:
+        with mode, torch.device(device):
             built = build(given)
             # A module that exists already comes with the means to put its own weights back.
             module = stack.enter_context(built) if hasattr(built, "__enter__") else built
@@ -160,14 +161,15 @@ def run(
             repeats = Repeats(module, recorder) if share else None
             names = {id(each): name for name, each in module.named_modules()}
             with calls(recorder, repeats, names, lines), semantics.functions(recorder), around():
-                _passes(module, args, kwargs, recorder, backward, autocast)
+                _passes(module, args, kwargs, recorder, backward, autocast, device)
         recorder.name_saved()
         lines.done()
-        if repeats is not None and backward and repeats.went_backward != repeats.expected_backward:
+        ran = backward and (device == "cpu" or torch.cuda.is_available())
+        if repeats is not None and ran and repeats.went_backward != repeats.expected_backward:
             # Some layer's output reaches no loss: equal layers then differ in their backward.
             return run(
                 build, feed, hints, symbolic=symbolic, train=train, backward=backward, semantics=semantics,
-                share=False, autocast=autocast, progress=progress, fixed=fixed, around=around,
+                share=False, autocast=autocast, progress=progress, fixed=fixed, around=around, device=device,
             )  # fmt: skip
         guards = [guard.expr for guard in mode.shape_env.guards] if symbolic else []
         pinned = [letter for size, letter in letters.items() if mode.shape_env.replace(size) != size]
@@ -183,12 +185,17 @@ def restore(modes: Mapping[Any, bool]) -> None:
         module.training = training
 
 
-def _passes(module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: bool, autocast: Any) -> None:
-    """One forward pass, and one backward pass from the sum of all outputs."""
+def _passes(
+    module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: bool, autocast: Any, device: str
+) -> None:
+    """One forward pass, and one backward pass from the sum of all outputs.
+
+    Autograd's engine wants a real GPU for CUDA tensors, fake ones too: without one there is the forward pass alone.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(backward))
         if autocast is not None:
-            stack.enter_context(torch.autocast("cpu", dtype=autocast))
+            stack.enter_context(torch.autocast(device, dtype=autocast))
         stack.enter_context(recorder)
         with torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor):
             try:
@@ -204,6 +211,8 @@ def _passes(module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: b
             if not sums:
                 raise InputError("no output needs a gradient; --eval traces the forward pass alone")
             loss = sum(sums[1:], sums[0])
+        if device == "cuda" and not torch.cuda.is_available():
+            return
         recorder.in_backward = True
         torch.autograd.backward(loss)
 

@@ -59,6 +59,7 @@ class _Functions(torch.overrides.TorchFunctionMode):
         self.semantics = semantics
         self.table: dict[Any, Callable[..., Any]] = {
             torch.dropout: _dropout,
+            torch.nn.functional.dropout: _dropout,
             torch.rms_norm: _rms_norm,
             torch.nn.functional.rms_norm: _rms_norm,
         }
@@ -70,8 +71,8 @@ class _Functions(torch.overrides.TorchFunctionMode):
         return replaced(*args, **(kwargs or {}))
 
 
-def _dropout(input: Any, p: float, train: bool) -> Any:
-    return torch.native_dropout(input, p, True)[0] if train and p > 0 else input
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:

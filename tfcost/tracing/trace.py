@@ -12,7 +12,7 @@ from tfcost.tracing.polynomial import CHECKS, DEGREE, NotPolynomial, Point, solv
 from tfcost.tracing.program import ModuleError, Recorded, run
 from tfcost.tracing.semantics import Semantics
 from tfcost.tracing.sources import DTYPES, Source
-from tfcost.tracing.torch_private import cannot_follow
+from tfcost.tracing.torch_private import cannot_follow, torch
 from tfcost.tracing.traced import Traced
 
 
@@ -97,6 +97,8 @@ def traced(source: Source, settings: Settings) -> Result:
             why = cannot_follow(error)
             if not why:
                 raise
+        if recorded is not None and not why and settings.torch_device == "cuda":
+            recorded = _on_cuda(source, options, recorded, notes)
     if recorded is None or why:
         method = "polynomial"
         recorded, checked = _polynomial(source, concrete)
@@ -131,6 +133,22 @@ def _number(value: Any, values: Mapping[Any, int]) -> int:
         return value
     number = value.subs(values)
     return int(number)
+
+
+def _on_cuda(source: Source, options: dict[str, Any], recorded: Recorded, notes: list[str]) -> Recorded:
+    """The program on fake CUDA tensors: what it keeps is what the CUDA build's own kernels keep.
+
+    Without a GPU autograd cannot run backward there: the backward pass is that of the same kernels on the CPU.
+    """
+    found = run(source.build, source.feed, hints_of(source), symbolic=True, device="cuda", **options)
+    if torch.cuda.is_available():
+        return found
+    notes.append("kept bytes are of fake CUDA tensors; no GPU was found, so backward is that of the same kernels on a CPU")
+    translate = Translator(found.letters, source.written_as)
+    for saved in found.saved:
+        saved.bytes = translate(saved.bytes)
+        saved.shape = tuple(map(translate, saved.shape))
+    return recorded._replace(saved=found.saved, guards=[*recorded.guards], bounds=recorded.bounds)
 
 
 def figures(graph: Traced) -> dict[str, Any]:
