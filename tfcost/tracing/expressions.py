@@ -66,6 +66,8 @@ def in_words(condition: Any) -> str:
     operator = getattr(condition, "rel_op", None)
     if operator is None:
         return str(condition)
+    if isinstance(condition.lhs, sympy.Mod) and operator == "==" and condition.rhs == 0:
+        return f"{condition.lhs.args[0]} a multiple of {condition.lhs.args[1]}"
     return f"{_side(condition.lhs)} {RELATIONS[operator]} {_side(condition.rhs)}"
 
 

@@ -151,12 +151,24 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
         with no_init_weights(), without_initialisation():
             module = cls._from_config(config, attn_implementation=kernel, dtype=DTYPES[dtype])
         module.tie_weights()  # left out with the initialisation
+        if stated.get("tie_word_embeddings") is False:
+            untie(module, notes)
         return module
 
     letters, inputs, feed = _inputs(cls, config, DTYPES[dtype], sizes)
     return Source(
         name, cls.__name__, build, feed, letters, inputs, frozenset(numbers_in(config.to_dict())), notes, unpacked
     )
+
+
+def untie(module: Any, notes: list[str]) -> None:
+    """Give the head a table of its own where the config says so and the class ties it all the same (T5 v1.1)."""
+    head, table = module.get_output_embeddings(), module.get_input_embeddings()
+    if head is not None and table is not None and head.weight is table.weight:
+        head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
+        text = "the config unties the head, which this version of the class ties: it has a table of its own here"
+        if text not in notes:
+            notes.append(text)
 
 
 @contextmanager

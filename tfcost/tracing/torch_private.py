@@ -114,7 +114,7 @@ def cannot_follow(error: BaseException) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
         return "a shape that depends on values decides something"
     text = str(error)
-    if "concrete integers" in text or "SymIntArrayRef" in text or "SymInt" in text or "symbolic" in text.lower():
+    if "concrete integers" in text or "SymIntArrayRef" in text or "SymInt" in text or "symbolic" in text.lower() or "dispatch_on_subclass" in text:
         return text.strip().splitlines()[0].rpartition(": ")[2]
     return ""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from sympy import Eq, Mod
+
 from tfcost.errors import InputError
 from tfcost.symbols import symbol
 from tfcost.tracing.expressions import Translator, bounds_first, holds, in_words, of_sizes, standard
@@ -101,7 +103,7 @@ def traced(source: Source, settings: Settings) -> Result:
             recorded = _on_cuda(source, options, recorded, notes)
     if recorded is None or why:
         method = "polynomial"
-        recorded, checked = _polynomial(source, concrete)
+        recorded, checked, conditions = _polynomial(source, concrete)
         notes.append(
             f"symbolic sizes cannot follow this program ({why}): the closed forms are polynomials of degree {DEGREE}, "
             f"solved exactly from runs on fake tensors and equal to further runs at "
@@ -161,10 +163,30 @@ def _differences(forms: Traced, numbers: Traced, values: Mapping[Any, int]) -> l
     return [name for name, value in figures(forms).items() if _number(value, values) != here[name]]
 
 
-def _polynomial(source: Source, concrete: Any) -> tuple[Recorded, list[Point]]:
-    """Closed forms from runs at several sizes, none of which is a constant of the model."""
+ALIGNMENT = 32
+"""Lengths to which memory-efficient attention pads its log-sum-exp."""
+
+
+def _polynomial(source: Source, concrete: Any) -> tuple[Recorded, list[Point], list[Any]]:
+    """Closed forms from runs at several sizes, none of which is a constant of the model, and what they hold for.
+
+    Where a kernel pads lengths they are polynomials only at the lengths that it does not pad.
+    """
+    try:
+        return (*_solved(source, concrete, 1), [])
+    except NotPolynomial:
+        lengths = [letter for letter in source.letters if letter != "b"]
+        if not lengths:
+            raise
+        conditions = [Eq(Mod(symbol(letter), ALIGNMENT), 0) for letter in lengths]
+        return (*_solved(source, concrete, ALIGNMENT), conditions)
+
+
+def _solved(source: Source, concrete: Any, step: int) -> tuple[Recorded, list[Point]]:
     letters = list(source.letters)
     small = [each for each in primes() if each not in source.taken and each > 7]
+    if step > 1:
+        small = [step * each for each in range(1, 40) if step * each not in source.taken]
     batches = [2, 3, *[each for each in primes() if each not in source.taken]]
     count = DEGREE + 1 + CHECKS
     choices = {}
@@ -173,16 +195,12 @@ def _polynomial(source: Source, concrete: Any) -> tuple[Recorded, list[Point]]:
         choices[letter] = pool[:count]
     try:
         return solve(concrete, letters, choices)
-    except ModuleError:
-        raise
-    except NotPolynomial:
+    except (ModuleError, NotPolynomial):
         raise
     except Exception as error:
         if why := cannot_follow(error):
             raise InputError(f"{source.name} cannot be traced on fake tensors: {why}") from None
         raise
-
-
 
 
 def conditions_in_words(result: Result) -> list[str]:
