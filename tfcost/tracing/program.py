@@ -145,7 +145,7 @@ def run(
         if open_letters:
             given |= dict(zip(open_letters, sizes(mode, [hints[each] for each in open_letters]), strict=True))
         letters = {size_of(given[letter]): letter for letter in open_letters}
-        with mode, torch.device(device):
+        with mode, nullcontext() if device == "cpu" else torch.device(device):
             built = build(given)
             # A module that exists already comes with the means to put its own weights back.
             module = stack.enter_context(built) if hasattr(built, "__enter__") else built

@@ -17,6 +17,7 @@ from tfcost.graph import Size
 from tfcost.tracing.formulas import FORMULAS, Macs, Spec
 from tfcost.tracing.products_none import has_no_product
 from tfcost.tracing.torch_private import (
+    FakeTensor,
     TorchDispatchMode,
     current_node,
     forward_number,
@@ -83,6 +84,15 @@ class SavedRecord:
         self.copies = 1
 
 
+NO_PRODUCT = Macs(0)
+DEVICE = torch.ops.prim.device.default
+
+
+def tensors_of(values: Any) -> list[Any]:
+    """The tensors in some arguments or results."""
+    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+
+
 def size_of(value: Any) -> Size:
     """A size as an int or as the expression behind a symbolic one."""
     return value if isinstance(value, int) else value.node.expr
@@ -117,6 +127,8 @@ class Recorder(TorchDispatchMode):
         self._alive: list[Any] = []  # storages are compared by address, so none may be freed while we look
         self._upper: dict[int, Size] = {}
         self._names: dict[Any, tuple[str, bool]] = {}
+        self._priceless: dict[Any, bool] = {}
+        self._bytes: dict[Any, Size] = {}
 
     # Where the program is.
 
@@ -152,7 +164,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.muted or func is torch.ops.prim.device.default:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked so often that the way down to the fake mode would cost a tenth
+        if self.muted or func is DEVICE:
             return func(*args, **kwargs)
         name, composite = self._facts(func)
         if composite:
@@ -160,7 +174,11 @@ class Recorder(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        out = func(*args, **kwargs)
+        if name == "aten.native_dropout" and args[2]:
+            # Its decomposition draws random numbers, of which only the shapes are wanted.
+            out = (torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool))
+        else:
+            out = func(*args, **kwargs)
         if self._replace is not None:
             out = self._replace(name, out)
         self._record(name, func, args, kwargs, out)
@@ -176,12 +194,15 @@ class Recorder(TorchDispatchMode):
         return found
 
     def _record(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor)]
+        outputs = [out] if isinstance(out, torch.Tensor) else tensors_of(out)
         self.born(outputs)
         self._watch_positions(name, args, outputs)
-        if func.is_view if hasattr(func, "is_view") else False:
+        if getattr(func, "is_view", False):
             return
-        work, elements, read, written = self._figures(name, func, args, kwargs, out, outputs)
+        inputs = tensors_of((args, kwargs))
+        work = self._work_of(name, func, args, out)
+        read = sum([self._touched(tensor) for tensor in inputs])
+        written = sum([self._touched(tensor) for tensor in outputs])
         record = self._record_of(name)
         if self.in_backward:
             record.backward_read += read
@@ -192,9 +213,11 @@ class Recorder(TorchDispatchMode):
                 record.backward_macs += work.macs
                 record.recompute += work.recompute
             return
-        record.read, record.written, record.elements = read, written, elements
-        record.shapes = tuple(_shape(leaf) for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor))
-        record.out_shape = _shape(outputs[0]) if outputs else ()
+        record.read, record.written = read, written
+        record.shapes = tuple([_shape(tensor) for tensor in inputs])
+        if outputs:
+            record.out_shape = _shape(outputs[0])
+            record.elements = prod(record.out_shape)
         if name in WORKSPACE and torch.is_grad_enabled():
             record.unpriced[f"{name} (workspace kept for backward)"] += 1
         if work is None:
@@ -203,8 +226,18 @@ class Recorder(TorchDispatchMode):
             record.macs = work.macs
             if not isinstance(work.macs, int) or work.macs:
                 # Of two activations, or inside a fused kernel: QKᵀ and PV, in a Transformer.
-                tensors = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor)]
-                record.square = work.square or not any(storage_key(each) in self.owned for each in tensors)
+                record.square = work.square or not any(storage_key(each) in self.owned for each in inputs)
+
+    def _work_of(self, name: str, func: Any, args: Any, out: Any) -> Macs | None:
+        """An op's products; None where it has no price."""
+        formula = FORMULAS.get(name)
+        if formula is not None:
+            return formula(*tree_map(_spec, (args, out)))
+        known = self._priceless.get(func)
+        if known is None:
+            known = hasattr(func, "tags") and has_no_product(name, func, torch.Tag.pointwise)
+            self._priceless[func] = known
+        return NO_PRODUCT if known else None
 
     def _record_of(self, name: str) -> OpRecord:
         """A new record for a forward op; for a backward op, that of the forward op whose gradient it makes."""
@@ -224,20 +257,18 @@ class Recorder(TorchDispatchMode):
             frame.ops[record] += 1
         return record
 
-    def _figures(
-        self, name: str, func: Any, args: Any, kwargs: Any, out: Any, outputs: Sequence[Any]
-    ) -> tuple[Macs | None, Size, Size, Size]:
-        """Work, elements, bytes read and written; None for the work where the op has no price."""
-        inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-        specs = tree_map(_spec, (args, out))
-        read = sum([_touched(tensor) for tensor in inputs])
-        written = sum([_touched(tensor) for tensor in outputs])
-        elements = prod(_shape(outputs[0])) if outputs else 0
-        formula = FORMULAS.get(name)
-        if formula is not None:
-            return formula(*specs), elements, read, written
-        known = has_no_product(name, func, torch.Tag.pointwise) if hasattr(func, "tags") else False
-        return (Macs(0) if known else None), elements, read, written
+    def _touched(self, tensor: Any) -> Size:
+        """The bytes that are really there: an axis along which a tensor is only repeated (stride 0) is read once."""
+        sizes = tuple([
+            size_of(size)
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            if not (isinstance(stride, int) and stride == 0)
+        ])  # fmt: skip
+        key = (sizes, tensor.dtype)
+        found = self._bytes.get(key)
+        if found is None:
+            found = self._bytes[key] = prod(sizes) * int(tensor.itemsize)
+        return found
 
     # Positions: the rows of a table that are looked up must exist, so a table bounds the length.
 
@@ -334,12 +365,3 @@ def dtype_name(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(name, name)
 
-
-def _touched(tensor: Any) -> Size:
-    """The bytes that are really there: an axis along which a tensor is only repeated (stride 0) is read once."""
-    parts = [
-        size_of(size)
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        if not (isinstance(stride, int) and stride == 0)
-    ]
-    return prod(parts) * int(tensor.itemsize)
