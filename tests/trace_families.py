@@ -11,7 +11,13 @@ from typing import Any
 Config = dict[str, Any]
 
 GPT = {"vocab_size": 97, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}
-COMMON = {"vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 112}
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 112,
+}
 LLAMA = {**COMMON, "num_key_value_heads": 2, "max_position_embeddings": 64}
 BERT = {**COMMON, "max_position_embeddings": 64, "type_vocab_size": 2}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -41,7 +47,10 @@ FAMILIES: dict[str, Config] = {
         "vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "multi_query": True,
         "architectures": ["FalconForCausalLM"],
     },
-    "mpt": {"vocab_size": 97, "d_model": 48, "n_layers": 3, "n_heads": 4, "max_seq_len": 64, "architectures": ["MptForCausalLM"]},
+    "mpt": {
+        "vocab_size": 97, "d_model": 48, "n_layers": 3, "n_heads": 4, "max_seq_len": 64,
+        "architectures": ["MptForCausalLM"],
+    },
     "llama": {**LLAMA, "architectures": ["LlamaForCausalLM"]},
     "mistral": {**LLAMA, "head_dim": 12, "sliding_window": 16, "architectures": ["MistralForCausalLM"]},
     "mixtral": {
@@ -55,7 +64,9 @@ FAMILIES: dict[str, Config] = {
         "architectures": ["Qwen3MoeForCausalLM"],
     },
     "gemma": {**LLAMA, "head_dim": 16, "architectures": ["GemmaForCausalLM"]},
-    "gemma2": {**LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 16, "architectures": ["Gemma2ForCausalLM"]},
+    "gemma2": {
+        **LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 16, "architectures": ["Gemma2ForCausalLM"],
+    },
     "gemma3_text": {
         **LLAMA, "head_dim": 16, "num_hidden_layers": 7, "sliding_window": 16, "architectures": ["Gemma3ForCausalLM"],
     },

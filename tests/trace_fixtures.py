@@ -1,4 +1,4 @@
-"""Programs that no config describes: the documents' hand-written classes (mended), torch's own Transformer, a CNN, an LSTM.
+"""Programs that no config describes: the documents' own classes (mended), torch's Transformer, a CNN, an LSTM.
 
 The hand-written ones are what people write while they learn: projections per head, a feed-forward of convolutions, one
 block class for both sides. Their faults are mended here (scaling by the square root of a head's width, a decoder's own
@@ -157,7 +157,7 @@ def fixtures() -> dict[str, tuple[Any, Any, dict[Any, dict[int, str]]]]:
         "encoder_layer": (layer, (hidden(),), x),
         "encoder": (lambda: nn.TransformerEncoder(layer(), 3, enable_nested_tensor=False), (hidden(),), x),
         "decoder": (
-            lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(d, heads, inner, batch_first=True, dropout=0.0), 2),
+            lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(d, heads, inner, 0.0, batch_first=True), 2),
             (hidden(21), hidden(29)), {0: {0: "b", 1: "T"}, 1: {0: "b", 1: "S"}},
         ),
         "transformer": (

@@ -1,4 +1,4 @@
-"""What a concrete run says: PyTorch's own FLOP counter and saved-tensor hooks on real tensors, nothing of the tracer's."""
+"""What a concrete run says: PyTorch's FLOP counter and saved-tensor hooks on real tensors, nothing of the tracer's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def _flash(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, 
     return 2 * b * h * n * key[2] * (k + value[3])
 
 
-def _flash_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+def _flash_backward(
+    grad: Any, query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any
+) -> int:
     return 2 * _flash(query, key, value)
 
 

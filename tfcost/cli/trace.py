@@ -17,9 +17,9 @@ FLAGS = (
     Flag("dtype", ("--dtype",), "choice", "weights and activations [default: bf16]", ("bf16", "fp16", "fp32")),
     Flag("autocast", ("--autocast",), "choice", "run under autocast to this type", ("bf16", "fp16")),
     Flag("train", ("--train/--eval",), "switch", "training (dropout, backward), or a forward pass [default: train]"),
-    Flag("semantics", ("--semantics",), "choice", "whose kernels: a GPU's or this CPU's [default: cuda]", ("cuda", "cpu")),
+    Flag("semantics", ("--semantics",), "choice", "whose kernels: a GPU's or a CPU's [default: cuda]", ("cuda", "cpu")),
     Flag("torch_device", ("--torch-device",), "choice", "device of the fake tensors [default: cpu]", ("cpu", "cuda")),
-    Flag("by", ("--by",), "choice", "how deep the rows go [default: component]", ("total", "component", "module", "op")),
+    Flag("by", ("--by",), "choice", "depth of the rows [default: component]", ("total", "component", "module", "op")),
     Flag("formula", ("--formula/--no-formula",), "switch", "closed forms [default: yes in tables, no in JSON and CSV]"),
     Flag("peak", ("--peak",), "switch", "peak memory of a training step by category"),
     Flag("allow_incomplete", ("--allow-incomplete",), "switch", "exit with 0 although some op has no price"),
@@ -29,8 +29,8 @@ FLAGS = (
 MODEL = Argument(
     "[MODEL]",
     "a preset, a config.json of any architecture that transformers has, or package.module:callable, which returns "
-    "(module, inputs, {input: {axis: letter}}); importing it runs its code. Without it: the document's model, d, h and V "
-    "letters too",
+    "(module, inputs, {input: {axis: letter}}); importing it runs its code. Without it: the document's model, "
+    "d, h and V letters too",
 )
 
 HELP = (

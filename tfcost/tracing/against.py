@@ -126,7 +126,9 @@ def _row(quantity: str, predicted: Any, program: Any, difference: Any, reason: s
 def table_text(report: Report, width: int, colour: bool) -> str:
     """The report as text."""
     page = Page(width, colour)
-    page.paragraph(f"tfcost validate {report.model['name']} --trace: the config's graph and {report.model['class']}", "bold")
+    page.paragraph(
+        f"tfcost validate {report.model['name']} --trace: the config's graph and {report.model['class']}", "bold"
+    )
     for row in report.rows:
         if "analytic" not in row:
             continue
@@ -142,7 +144,11 @@ def table_text(report: Report, width: int, colour: bool) -> str:
     listed = [row for row in report.rows if "what" in row]
     if listed:
         page.write()
-        columns = [Column("kept by one side only", wraps=True), Column("count", right=True), Column("bytes in all", right=True)]
+        columns = [
+            Column("kept by one side only", wraps=True),
+            Column("count", right=True),
+            Column("bytes in all", right=True),
+        ]
         add_table(page, columns, [
             [f"{row['quantity'].removeprefix('only ')}: {row['what']}", cell(row["count"]), row["difference"].written()]
             for row in listed
@@ -154,5 +160,5 @@ def table_text(report: Report, width: int, colour: bool) -> str:
         page.paragraph(f"Closed forms hold for {', '.join(report.extra['valid'])}")
     different = report.totals["different"]
     page.paragraph(f"{different} of {report.totals['quantities']} quantities differ" if different else
-                   "parameters and FLOPs identical; bytes kept identical or explained item by item", "bold")  # fmt: skip
+                   "parameters and FLOPs identical; bytes kept identical, or listed item by item", "bold")  # fmt: skip
     return page.text()

@@ -1,4 +1,4 @@
-"""The document's model traced with every size a letter: d, h, V, d_ff and the lengths, through our own reference module.
+"""The document's model traced with every size a letter (d, h, V, d_ff, the lengths), through our reference module.
 
 ``nn.Linear`` and ``nn.LayerNorm`` take symbolic sizes, so PyTorch itself derives ``24bNd² + 4bN²d`` and the rest. Heads
 divide the width: it is built as h heads of width d_k, and d_k is written d/h in the closed forms.
@@ -23,7 +23,7 @@ EXAMPLE = {"hidden": 512, "heads": 8, "layers": 1}
 
 
 def from_document(fields: Mapping[str, Any], attention: str, dtype: str, sizes: Mapping[str, int | None]) -> Source:
-    """The model that fields describe. Sizes that are letters: b, N (or T and S), h, d_k, and V and d_ff where stated."""
+    """The model that fields describe. Letters are b, N (or T and S), h, d_k, and V and d_ff where they are stated."""
     stated = {**EXAMPLE, **{key: value for key, value in fields.items() if value is not None}}
     cfg = DOCUMENT_MODEL.config(**stated)
     if cfg.positions == "learned" or cfg.kv_heads != cfg.heads:

@@ -69,7 +69,10 @@ def _now(tracker: Any) -> dict[str, int]:
 
 def _moment(peak: dict[str, int], moments: dict[str, dict[str, int]]) -> str:
     """The phase of the peak: where all gradients are there already, the optimizer's step."""
-    if peak["gradients"] >= moments["backward"]["gradients"] and peak["activations"] == moments["backward"]["activations"]:
+    if (
+        peak["gradients"] >= moments["backward"]["gradients"]
+        and peak["activations"] == moments["backward"]["activations"]
+    ):
         return "the optimizer's step"
     return "backward" if peak["gradients"] or peak["temporaries"] else "forward"
 

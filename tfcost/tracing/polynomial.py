@@ -45,9 +45,7 @@ def monomials(letters: Sequence[str]) -> list[tuple[int, ...]]:
 def points(letters: Sequence[str], choices: Mapping[str, Sequence[int]], powers: list[tuple[int, ...]]) -> list[Point]:
     """As many points as monomials, at which they are independent: the grid's own staircase; and some to check at."""
     found = [{letter: choices[letter][power] for letter, power in zip(letters, each, strict=True)} for each in powers]
-    checks = [
-        {letter: choices[letter][DEGREE + 1 + index] for letter in letters} for index in range(CHECKS)
-    ]
+    checks = [{letter: choices[letter][DEGREE + 1 + index] for letter in letters} for index in range(CHECKS)]
     return [*found, *checks]
 
 
@@ -79,6 +77,7 @@ def _value(powers: Sequence[int], point: Point, letters: Sequence[str]) -> int:
 def figures_of(recorded: Recorded) -> dict[Any, int]:
     """A run's figures by name, alike at all sizes: sums over the ops of one name in one module."""
     found: dict[Any, int] = {}
+    name: tuple[Any, ...]
     for op in recorded.ops:
         key = (group_of(op.path), op.name, op.square)
         for figure in FIGURES:
@@ -113,9 +112,7 @@ def solve(
     saved: list[SavedRecord] = []
     for name in names:
         values = [figures.get(name, 0) for figures in every]
-        coefficients = [
-            sum((a * b for a, b in zip(row, values, strict=False)), Fraction(0)) for row in matrix
-        ]
+        coefficients = [sum((a * b for a, b in zip(row, values, strict=False)), Fraction(0)) for row in matrix]
         for point, value in zip(checked, values[len(powers) :], strict=True):
             predicted = sum(
                 (c * _value(each, point, letters) for c, each in zip(coefficients, powers, strict=True)), Fraction(0)

@@ -81,7 +81,8 @@ class Progress:
 @contextmanager
 def calls(recorder: Recorder, repeats: Repeats | None, names: dict[int, str], progress: Progress) -> Iterator[None]:
     """While inside, every call of a module is known by its name, and may be one that needs no second run."""
-    original = torch.nn.Module.__call__
+    everything: Any = torch.nn.Module
+    original = everything.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = names.get(id(self))
@@ -101,11 +102,11 @@ def calls(recorder: Recorder, repeats: Repeats | None, names: dict[int, str], pr
                     error.tfcost_where = f"{name or 'the module'} ({type(self).__name__}) on {', '.join(shapes)}"  # type: ignore[attr-defined]
                 raise
 
-    torch.nn.Module.__call__ = call
+    everything.__call__ = call
     try:
         yield
     finally:
-        torch.nn.Module.__call__ = original
+        everything.__call__ = original
 
 
 def is_tensor(value: Any) -> bool:
@@ -157,7 +158,7 @@ def run(
                 args, kwargs = tree_map(lambda leaf: leaf.detach() if is_tensor(leaf) else leaf, (args, kwargs))
             weights = weights_of(module)
             recorder = Recorder(semantics.result)
-            recorder.own([*module.parameters(), *module.buffers()])
+            recorder.own(module)
             repeats = Repeats(module, recorder) if share else None
             names = {id(each): name for name, each in module.named_modules()}
             with calls(recorder, repeats, names, lines), semantics.functions(recorder), around():
@@ -171,8 +172,9 @@ def run(
                 build, feed, hints, symbolic=symbolic, train=train, backward=backward, semantics=semantics,
                 share=False, autocast=autocast, progress=progress, fixed=fixed, around=around, device=device,
             )  # fmt: skip
-        guards = [guard.expr for guard in mode.shape_env.guards] if symbolic else []
-        pinned = [letter for size, letter in letters.items() if mode.shape_env.replace(size) != size]
+        shapes = mode.shape_env
+        guards = [] if shapes is None else [guard.expr for guard in shapes.guards]
+        pinned = [letter for size, letter in letters.items() if shapes is not None and shapes.replace(size) != size]
         return Recorded(
             recorder.ops, recorder.saved, weights, guards, letters, recorder.bounds, pinned,
             0 if repeats is None else repeats.replays, time.monotonic() - began,

@@ -65,6 +65,12 @@ class OpRecord:
         self.out_shape: tuple[Size, ...] = ()
         self.unpriced: Counter[str] = Counter()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was computed or moved: a view whose gradient is one."""
+        moved = (self.read, self.written, self.backward_read, self.backward_written, self.macs, self.backward_macs)
+        return not self.unpriced and all(isinstance(each, int) and each == 0 for each in moved)
+
 
 class SavedRecord:
     """A storage that autograd keeps: the module and node number that kept it first, and one tensor of its."""
@@ -86,6 +92,12 @@ class SavedRecord:
 
 NO_PRODUCT = Macs(0)
 DEVICE = torch.ops.prim.device.default
+
+
+def accumulates() -> bool:
+    """Whether the node that is running puts a gradient into its parameter."""
+    node = current_node()
+    return node is not None and node._sequence_nr() >= ACCUMULATE
 
 
 def tensors_of(values: Any) -> list[Any]:
@@ -154,9 +166,9 @@ class Recorder(TorchDispatchMode):
         finally:
             self.muted = before
 
-    def own(self, tensors: Any) -> None:
-        """These tensors (parameters, buffers) are there anyway: keeping them costs nothing."""
-        for tensor in tensors:
+    def own(self, module: Any) -> None:
+        """Parameters and buffers are there anyway: keeping them costs nothing."""
+        for tensor in (*module.parameters(), *module.buffers()):
             self.owned.add(storage_key(tensor))
             self._alive.append(tensor.untyped_storage())
 
@@ -198,11 +210,15 @@ class Recorder(TorchDispatchMode):
         self.born(outputs)
         self._watch_positions(name, args, outputs)
         if getattr(func, "is_view", False):
+            if not self.in_backward:
+                self._record_of(name)  # it moves nothing, but its gradient may
             return
         inputs = tensors_of((args, kwargs))
         work = self._work_of(name, func, args, out)
         read = sum([self._touched(tensor) for tensor in inputs])
         written = sum([self._touched(tensor) for tensor in outputs])
+        if self.in_backward and accumulates():
+            return  # a real run takes a gradient over as it is; here somebody still holds it, and it is copied
         record = self._record_of(name)
         if self.in_backward:
             record.backward_read += read
@@ -246,9 +262,9 @@ class Recorder(TorchDispatchMode):
             number = ACCUMULATE if node is None else node._sequence_nr()
             found = self._by_number.get(number)
             if found is None:
-                found = OpRecord("", "backward")
+                # What sums gradients between layers, or stands for a layer that is counted elsewhere.
+                found = self._by_number[number] = OpRecord("", "gradient")
                 self.ops.append(found)
-                self._by_number[number] = found
             return found
         record = OpRecord(self.path(), name.partition(".")[2])
         self.ops.append(record)
@@ -331,6 +347,17 @@ class Recorder(TorchDispatchMode):
                 self._births[key] = len(self._alive)
                 self._alive.append(tensor.untyped_storage())
 
+    def sum_again(self, tensors: Sequence[Any]) -> None:
+        """Parameters that one more call uses: their gradients are summed once more."""
+        record = OpRecord(self.path(), "gradient")
+        for tensor in tensors:
+            if tensor.requires_grad:
+                record.backward_read += 2 * self._touched(tensor)
+                record.backward_written += self._touched(tensor)
+        self.ops.append(record)
+        for frame in self.frames:
+            frame.ops[record] += 1
+
     def born_inside(self, key: int, frame: Frame) -> bool:
         """Whether a storage was made during a frame."""
         return self._births.get(key, -1) >= frame.born
@@ -364,4 +391,3 @@ def dtype_name(dtype: Any) -> str:
     """``torch.bfloat16`` as tfcost writes it."""
     name = str(dtype).removeprefix("torch.")
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(name, name)
-

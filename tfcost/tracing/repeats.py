@@ -30,7 +30,7 @@ class Watched:
         self._value, self._seen = value, seen
 
     @property
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # type: ignore[misc, override]
         return int
 
     def __index__(self) -> int:
@@ -140,8 +140,9 @@ ANOTHER = -1
 
 
 class Call(NamedTuple):
-    """A call that was recorded: its frame, its arguments' storages, and its outputs."""
+    """A call that was recorded: whose it was, its frame, its arguments' storages, and its outputs."""
 
+    module: int
     frame: Frame
     arguments: list[int]
     outputs: list[Any]
@@ -236,10 +237,11 @@ class Repeats:
             return forward(*args, **kwargs)
         for others, given, call in self._calls.get(number, ()):
             if given == asked and not any(
-                integers[path] != others[path] and (number, path) in self._looked_at
-                for path in self._differing[number]
+                integers[path] != others[path] and (number, path) in self._looked_at for path in self._differing[number]
             ):
                 self.replays += 1
+                if call.module == id(module) and torch.is_grad_enabled():
+                    self.recorder.sum_again(list(module.parameters()))
                 return self._replay(call, leaves)
         return self._first(module, known, asked, forward, args, kwargs, leaves)
 
@@ -298,7 +300,7 @@ class Repeats:
             elif first and (storage == ANOTHER or recorder.born_inside(storage, frame)):
                 saved.append(("inside", 0, record))
         needs = [o is not None and o.requires_grad for o in outputs]
-        call = Call(frame, arguments, described, spec, passed, saved, needs)
+        call = Call(id(module), frame, arguments, described, spec, passed, saved, needs)
         self._calls.setdefault(number, []).append((integers, asked, call))
         return out
 
@@ -337,17 +339,18 @@ class Repeats:
                     inputs = [torch.empty((), requires_grad=True)]
             self.expected_backward += any(returned.needs_grad)
             with recorder.mute():
-                fresh = list(_Replay.apply(returned, *inputs) if any(returned.needs_grad) else returned.make())
+                apply: Callable[..., Any] = _Replay.apply
+                fresh = list(apply(returned, *inputs) if any(returned.needs_grad) else returned.make())
         recorder.born(fresh)
         for passed in call.passed:
             outputs.append(fresh.pop(0) if passed is None else None if passed == -1 else leaves[passed])
-        for kind, index, record in call.saved:
+        for kind, index, kept in call.saved:
             if kind == "inside":
-                record.copies += 1
+                kept.copies += 1
                 for frame in recorder.frames:
-                    frame.saved.append((ANOTHER, record, True))
+                    frame.saved.append((ANOTHER, kept, True))
             else:
-                self._save_again(leaves[index] if kind == "argument" else outputs[index], record)
+                self._save_again(leaves[index] if kind == "argument" else outputs[index], kept)
         return tree_unflatten(outputs, call.spec)
 
     def _save_again(self, tensor: Any, record: SavedRecord) -> None:

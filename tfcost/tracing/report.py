@@ -83,7 +83,11 @@ def rows_of(graph: Traced, by: str) -> dict[str, dict[str, Any]]:
     for where, record, tensor in graph.kept:
         if record.floating:
             component = where.rpartition("/")[0]
-            add(f"{where} keeps" if by == "op" else key(component), "saved_bytes", tensor.copies * graph.value(record.bytes))
+            add(
+                f"{where} keeps" if by == "op" else key(component),
+                "saved_bytes",
+                tensor.copies * graph.value(record.bytes),
+            )
     return rows
 
 
@@ -173,12 +177,14 @@ def report_of(result: Result, by: str = "component", formula: bool = True) -> Re
     if source.derived:
         inputs["hidden"] = source.derived["d"]
     kernels = settings.semantics if settings.torch_device == "cpu" else settings.torch_device
-    assumptions = {
+    assumptions: dict[str, Any] = {
         "convention": DOCUMENT.name, "implementation": source.kind, "semantics": kernels,
         "attention": settings.attention, "kernel": settings.attention, "dtype": settings.dtype, "causal": "full",
         "mode": "train" if settings.train else "eval", "autocast": settings.autocast,
         "counts": "2 FLOPs per multiply-accumulate of every product that the program runs, forward and backward",
         "leaves_out": LEAVES_OUT, "ignored_keys": [], "method": result.method,
+        "traffic": "tensors that each op reads and writes, none in a cache; sums of gradients between layers are those "
+        "of the layers that ran",
     }  # fmt: skip
     extra = {
         "valid": conditions_in_words(result), "notes": result.notes,
@@ -196,7 +202,9 @@ def report_of(result: Result, by: str = "component", formula: bool = True) -> Re
     )  # fmt: skip
 
 
-def source_of(model: Any, inputs: Any, dynamic: Dynamic | None, attention: str, dtype: str, sizes: Mapping[str, Any]) -> Source:
+def source_of(
+    model: Any, inputs: Any, dynamic: Dynamic | None, attention: str, dtype: str, sizes: Mapping[str, Any]
+) -> Source:
     """What to trace, from what a person names or hands over."""
     if isinstance(model, torch.nn.Module):
         if inputs is None:
@@ -219,7 +227,10 @@ def with_sizes(source: Source, sizes: Mapping[str, Any]) -> Source:
             continue
         found = next((letter for letter, key in source.inputs.items() if key == name), None)
         if found is None:
-            raise InputError(f"{source.name} has no dynamic axis for --{name.replace('_', '-')}; it has {', '.join(letters) or 'none'}")
+            raise InputError(
+                f"{source.name} has no dynamic axis for --{name.replace('_', '-')}; it has "
+                f"{', '.join(letters) or 'none'}"
+            )
         letters[found] = value
     return source._replace(letters=letters)
 

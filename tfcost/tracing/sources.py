@@ -58,7 +58,9 @@ FAN = "_calculate_fan_in_and_fan_out"
 def without_initialisation() -> Iterator[None]:
     """Weights are never read, so that nothing need fill them: ``torch.nn.init`` does nothing inside."""
     init = torch.nn.init
-    names = [name for name in dir(init) if name.endswith("_") and not name.startswith("_") and callable(getattr(init, name))]
+    names = [
+        name for name in dir(init) if name.endswith("_") and not name.startswith("_") and callable(getattr(init, name))
+    ]
     before = {name: getattr(init, name) for name in (*names, FAN)}
     try:
         for name in names:
@@ -91,7 +93,9 @@ def config_of(spec: str) -> tuple[str, dict[str, Any]]:
 
             entry = read_json(preset_files()[known])
             if "config" not in entry:
-                raise InputError(f"{spec} is described by fields, not by a config: trace it by its flags (-d -h -l ...)")
+                raise InputError(
+                    f"{spec} is described by fields, not by a config: trace it by its flags (-d -h -l ...)"
+                )
             return known, entry["config"]
         if not os.path.exists(spec):
             if spec.endswith(".json"):
@@ -128,7 +132,9 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
     except TfcostError:
         raise
     except Exception as error:  # whatever a config class checks
-        raise ConfigError(f"{name}: transformers does not take this config: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(
+            f"{name}: transformers does not take this config: {' '.join(str(error).split())[:300]}"
+        ) from None
     cls = class_of(transformers, config, stated)
     for each in (config, *[value for value in vars(config).values() if hasattr(value, "use_cache")]):
         if hasattr(each, "use_cache"):
@@ -138,9 +144,7 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
     if kernel == "sdpa" and not getattr(cls, "_supports_sdpa", False):
         kernel = "eager"
         notes.append(f"{cls.__name__} has no fused attention: eager")
-    if any(getattr(config, each, None) for each in EXPERTS) and getattr(
-        cls, "_can_set_experts_implementation", bool
-    )():
+    if any(getattr(config, each, None) for each in EXPERTS) and getattr(cls, "_can_set_experts_implementation", bool)():
         # Its loop over the experts that were hit needs the router's values; grouped products need their number alone.
         config._experts_implementation = "grouped_mm"
         notes.append("experts as grouped products: each token in top_k of them, whatever the router chooses")
@@ -248,9 +252,16 @@ def _inputs(
     letters, inputs = {"b": batch, "N": length}, {"b": "batch", "N": "seq_len"}
     if main == "input_features":
         mels, frames = config.num_mel_bins, 2 * config.max_source_positions
-        return letters, inputs, lambda s: (
-            (),
-            {"input_features": torch.zeros(s["b"], mels, frames, dtype=dtype), "decoder_input_ids": ids(s["b"], s["N"])},
+        return (
+            letters,
+            inputs,
+            lambda s: (
+                (),
+                {
+                    "input_features": torch.zeros(s["b"], mels, frames, dtype=dtype),
+                    "decoder_input_ids": ids(s["b"], s["N"]),
+                },
+            ),
         )
     if two:
         letters = {"b": batch, "T": length, "S": source or length}
@@ -309,7 +320,9 @@ def from_factory(name: str, make: Callable[[], Any]) -> Source:
         with without_initialisation():
             result = make()
         if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], torch.nn.Module):
-            raise InputError(f"{name} must return (module, inputs) or (module, inputs, dynamic), with a torch.nn.Module")
+            raise InputError(
+                f"{name} must return (module, inputs) or (module, inputs, dynamic), with a torch.nn.Module"
+            )
         return result[0], result[1], result[2] if len(result) == 3 else {}
 
     from tfcost.tracing.torch_private import fake_mode
@@ -326,7 +339,9 @@ def from_factory(name: str, make: Callable[[], Any]) -> Source:
     def feed(s: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return arguments(held["inputs"], held["dynamic"], s)
 
-    inputs_of = {letter: {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}.get(letter, letter) for letter in letters}
+    inputs_of = {
+        letter: {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}.get(letter, letter) for letter in letters
+    }
     taken = frozenset(size for p in module.parameters() for size in p.shape)
     return Source(name, type(module).__name__, build, feed, letters, inputs_of, taken, [])
 
@@ -379,7 +394,9 @@ def from_module(module: Any, inputs: Any, dynamic: Dynamic) -> Source:
     from tfcost.tracing.torch_private import as_fake_tensor
 
     letters = letters_of(inputs, dynamic)
-    inputs_of = {letter: {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}.get(letter, letter) for letter in letters}
+    inputs_of = {
+        letter: {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}.get(letter, letter) for letter in letters
+    }
     taken = frozenset(int(size) for p in module.parameters() for size in p.shape)
 
     def build(_: Mapping[str, Any]) -> Any:

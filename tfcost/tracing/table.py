@@ -39,7 +39,9 @@ def table_text(report: Report, width: int, colour: bool) -> str:
 def _closing(page: Page, report: Report) -> None:
     valid = report.extra["valid"]
     method = "derived on symbolic shapes" if report.assumptions["method"] == "symbolic" else "solved exactly"
-    where = f"hold for {', '.join(valid)}" if valid else "hold at every size that the program's branches were asked about"
+    where = (
+        f"hold for {', '.join(valid)}" if valid else "hold at every size that the program's branches were asked about"
+    )
     page.paragraph(f"Closed forms {method}; {where}. Traced in {report.extra['seconds']:.1f} s.", further="  ")
     for note in report.extra["notes"]:
         page.paragraph(f"Note: {note}", further="  ")

@@ -30,22 +30,23 @@ try:
         ShapeEnv,
         StatelessSymbolicContext,
     )
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils import _python_dispatch
     from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
     from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
-    _sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+    TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
+    _sequence_number: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
     _current_node: Callable[[], Any] = torch._C._current_autograd_node
-    _sdp_choice = torch._fused_sdp_choice
-except (ImportError, AttributeError) as error:
+except (ImportError, AttributeError, KeyError) as error:
     raise InputError(
         f"trace uses private interfaces of PyTorch {SUPPORTED}; this is {torch.__version__}, and {error}"
     ) from None
 
 __all__ = [
     "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv", "Max", "Min",
-    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "as_fake_tensor", "cannot_follow", "check_cuda", "cached_arithmetic", "current_node",
-    "fake_mode", "forward_number", "is_composite", "memory_tracker", "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
+    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "as_fake_tensor", "cached_arithmetic", "cannot_follow",
+    "check_cuda", "current_node", "fake_mode", "forward_number", "is_composite", "memory_tracker", "sizes",
+    "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def fake_mode(symbolic: bool) -> FakeTensorMode:
 
 def sizes(mode: FakeTensorMode, hints: list[int]) -> list[Any]:
     """Symbolic sizes whose values in this run are ``hints``: they decide branches, and are kept as guards."""
-    dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(hints))
+    dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(hints))
     tensor = torch.empty(hints, device="meta")
     return list(mode.from_tensor(tensor, symbolic_context=dynamic).shape)
 
@@ -118,7 +119,13 @@ def cannot_follow(error: BaseException) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
         return "a shape that depends on values decides something"
     text = str(error)
-    if "concrete integers" in text or "SymIntArrayRef" in text or "SymInt" in text or "symbolic" in text.lower() or "dispatch_on_subclass" in text:
+    if (
+        "concrete integers" in text
+        or "SymIntArrayRef" in text
+        or "SymInt" in text
+        or "symbolic" in text.lower()
+        or "dispatch_on_subclass" in text
+    ):
         return text.strip().splitlines()[0].rpartition(": ")[2]
     return ""
 

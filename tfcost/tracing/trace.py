@@ -83,7 +83,8 @@ def traced(source: Source, settings: Settings) -> Result:
         return run(source.build, source.feed, point, symbolic=False, **options)
 
     notes = list(source.notes)
-    method, why, checked = "symbolic", "", []
+    checked: list[Point] = []
+    method, why = "symbolic", ""
     conditions: list[Any] = []
     recorded: Recorded | None = None
     if not source.letters:
@@ -121,9 +122,13 @@ def traced(source: Source, settings: Settings) -> Result:
     if source.letters and (not inside or 1 in source.letters.values()):
         numbers = Traced(concrete(source.letters), lambda value: value)
         if not inside:
-            notes.append("the sizes asked for are outside the range of the closed forms: the figures are of a run there")
+            notes.append(
+                "the sizes asked for are outside the range of the closed forms: the figures are of a run there"
+            )
         elif differing := _differences(forms, numbers, values):
-            notes.append(f"at sizes of 1 {', '.join(differing)} differ from the closed form: the figures are of a run there")
+            notes.append(
+                f"at sizes of 1 {', '.join(differing)} differ from the closed form: the figures are of a run there"
+            )
     else:
         numbers = Traced(recorded, lambda value: _number(translate(value), values))
     notes += semantics.notes
@@ -145,7 +150,9 @@ def _on_cuda(source: Source, options: dict[str, Any], recorded: Recorded, notes:
     found = run(source.build, source.feed, hints_of(source), symbolic=True, device="cuda", **options)
     if torch.cuda.is_available():
         return found
-    notes.append("kept bytes are of fake CUDA tensors; no GPU was found, so backward is that of the same kernels on a CPU")
+    notes.append(
+        "kept bytes are of fake CUDA tensors; no GPU was found, so backward is that of the same kernels on a CPU"
+    )
     translate = Translator(found.letters, source.written_as)
     for saved in found.saved:
         saved.bytes = translate(saved.bytes)

@@ -57,6 +57,8 @@ class Traced(Graph):
     def _add_ops(self, records: Iterable[OpRecord]) -> None:
         groups: dict[Any, list[OpRecord]] = {}
         for record in records:
+            if record.empty:
+                continue
             for name, times in record.unpriced.items():
                 self.unpriced[name] += times * record.copies
             key = (
