@@ -119,7 +119,7 @@ class Frame:
         self.born = born
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no types
     """Records ops below autograd. ``path()`` is the module that is running; ``replace`` may change an op's result."""
 
     def __init__(self, replace: Callable[[str, Any], Any] | None = None) -> None:
