@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from tfcost.blocks import Run
+from tfcost.config import ModelConfig
 from tfcost.model_types import MODEL_TYPES, Key
 
 Config = dict[str, Any]
@@ -35,6 +37,15 @@ class Pass(NamedTuple):
     src_len: int | None
 
 
+def run_of(cfg: ModelConfig, batch: int, seq_len: int, src_len: int | None) -> Run:
+    """The pass of a model: of text, of an image of its size, or of as many frames as it has positions for."""
+    if cfg.patches is not None:
+        return Run(batch, cfg.patches + cfg.prefix_tokens)
+    if cfg.source_positions is not None:
+        return Run(batch, seq_len, cfg.source_positions, frames=2 * cfg.source_positions)
+    return Run(batch, seq_len, src_len)
+
+
 def sizes(draw: Draw, heads: int, width: int) -> dict[str, Any]:
     """A small value for each field that is a size."""
     layers = draw(st.integers(1, 4))
@@ -46,7 +57,20 @@ def sizes(draw: Draw, heads: int, width: int) -> dict[str, Any]:
         "vocab": draw(st.integers(8, 60)), "max_positions": draw(st.integers(16, 40)),
         "type_vocab": draw(st.integers(1, 4)), "embedding_size": draw(st.sampled_from([4, heads * width])),
         "relative_buckets": 2 * draw(st.integers(2, 20)), "window": draw(st.integers(1, 12)),
-        "ffn_count": draw(st.integers(1, 4)),
+        "ffn_count": draw(st.integers(1, 4)), **expert_sizes(draw),
+        "channels": draw(st.integers(1, 4)), "pooler_size": draw(st.integers(1, 9)), "source_positions": 5,
+        "window_side": draw(st.integers(1, 3)), "query_rank": draw(st.integers(1, 6)),
+        "kv_rank": 2 * draw(st.integers(1, 3)),
+        "rope_dim": 2 * draw(st.integers(1, 3)), "value_dim": draw(st.integers(1, 6)),
+    }  # fmt: skip
+
+
+def expert_sizes(draw: Draw) -> dict[str, Any]:
+    """The sizes of a mixture of experts."""
+    experts = draw(st.integers(1, 5))
+    return {
+        "experts": experts, "experts_per_token": draw(st.integers(1, experts)),
+        "expert_hidden": draw(st.integers(1, 9)), "shared_expert_hidden": draw(st.integers(1, 9)),
     }  # fmt: skip
 
 
@@ -59,6 +83,8 @@ def value_of(draw: Draw, key: Key, known: dict[str, Any]) -> Any:
         return draw(st.sampled_from([0.0, 0.1, 0.5]))
     if key.kind == "flag":
         return draw(st.booleans())
+    if key.kind == "sides":
+        return draw(st.integers(2, 4) if key.field == "patch_size" else st.integers(4, 11))
     if key.kind == "number":
         return draw(st.sampled_from([None, 30.0]))
     if key.kind == "name":
@@ -98,6 +124,8 @@ UNKNOWN_ALIASES = {
     "falcon": ("n_head", "n_layer", "n_head_kv"),
     # With this name for num_layers the class gives a decoder whose depth is left out its default depth.
     "t5": ("num_hidden_layers",), "mt5": ("num_hidden_layers",),
+    # OpenAI's name, which stands beside the other; a width that the feed-forward's config does not follow.
+    "gpt_oss": ("experts_per_token",), "dbrx": ("hidden_size",),
 }  # fmt: skip
 """Aliases that the classes of today do not have, or do not follow."""
 
@@ -231,10 +259,114 @@ def _bart(draw: Draw, config: Config) -> None:
     config["decoder_ffn_dim"] = draw(st.integers(1, 30))
 
 
+def _qwen2_moe(draw: Draw, config: Config) -> None:
+    _sparse(draw, config)
+    config["sliding_window"] = config["sliding_window"] or 3
+    _layer_types(draw, config)
+    _null_is_absent(draw, config)
+
+
+def _sparse(draw: Draw, config: Config) -> None:
+    layers = config["num_hidden_layers"]
+    config["decoder_sparse_step"] = draw(st.integers(1, 3))
+    config["mlp_only_layers"] = draw(st.none() | st.lists(st.integers(0, layers), max_size=3))
+    config["output_router_logits"] = False  # of layers that may all be dense
+
+
+def _qwen3_moe(draw: Draw, config: Config) -> None:
+    _sparse(draw, config)
+    _null_is_absent(draw, config)
+
+
+def _deepseek(draw: Draw, config: Config) -> None:
+    # The classes insist on heads that divide the width, which they do here, and on a top k.
+    del config["num_key_value_heads"]
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    config["qk_nope_head_dim"] = 2 * draw(st.integers(1, 3))
+    config["first_k_dense_replace"] = draw(st.integers(0, 4))
+    config["n_shared_experts"] = draw(st.integers(1, 3))
+    config["n_group"] = config["topk_group"] = 1
+    config.pop("topk_method", None)
+    config["v_head_dim"] = config["v_head_dim"] or 3
+    config["num_experts_per_tok"] = config["num_experts_per_tok"] or 1
+    config["moe_intermediate_size"] = config["moe_intermediate_size"] or 2
+    # The group limit of the third version takes two of each group's experts.
+    if config["n_routed_experts"] == 1:
+        config["n_routed_experts"] = 2
+
+
+def _gpt_oss(draw: Draw, config: Config) -> None:
+    _gemma2(draw, config)
+
+
+def _granitemoe(draw: Draw, config: Config) -> None:
+    config["num_local_experts"] = config["num_local_experts"] or 4
+    config["num_experts_per_tok"] = draw(st.integers(1, config["num_local_experts"]))
+
+
+def _dbrx(draw: Draw, config: Config) -> None:
+    divisors = [each for each in range(1, config["n_heads"] + 1) if config["n_heads"] % each == 0]
+    # The class reads a rope_theta of the attention, for which it has no default.
+    config["attn_config"] = {"rope_theta": 1e4, "kv_n_heads": draw(st.sampled_from(divisors)), "clip_qkv": 8.0}
+    experts = expert_sizes(draw)
+    config["ffn_config"] = draw(st.sampled_from([{"ffn_act_fn": {"name": "gelu"}}, {}])) | {
+        "ffn_hidden_size": experts["expert_hidden"], "moe_num_experts": experts["experts"],
+        "moe_top_k": experts["experts_per_token"], "moe_normalize_expert_weights": draw(st.sampled_from([None, 1.0])),
+    }  # fmt: skip
+
+
+def _rectangle(draw: Draw, config: Config) -> None:
+    for name, least in (("image_size", 4), ("patch_size", 1)):
+        if draw(st.booleans()):
+            config[name] = [config[name], draw(st.integers(least, least + 3))]
+
+
+def _dinov2(draw: Draw, config: Config) -> None:
+    config["mlp_ratio"] = draw(st.integers(1, 4))
+    if "num_register_tokens" in config:
+        config["num_register_tokens"] = draw(st.integers(0, 3))
+
+
+def _swin(draw: Draw, config: Config) -> None:
+    stages = draw(st.integers(1, 3))
+    config["depths"] = draw(st.lists(st.integers(1, 3), min_size=stages, max_size=stages))
+    config["num_heads"] = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=stages, max_size=stages))
+    config["embed_dim"] = 4 * draw(st.integers(1, 3))
+    config["mlp_ratio"] = draw(st.sampled_from([1.0, 2, 3.3, 4.0]))
+    # The smallest grid holds a window, and the table of positions fits the grid, or the class refuses the image.
+    side, patch = config["window_size"], config["patch_size"] = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    grids = [draw(st.integers(side * 2 ** (stages - 1), side * 2 ** (stages - 1) + 5)) for _ in range(2)]
+    short = 0 if config["use_absolute_embeddings"] else draw(st.integers(0, patch - 1))
+    config["image_size"] = [grid * patch - short for grid in grids]
+
+
+def _clip(draw: Draw, config: Config) -> None:
+    config["projection_dim"] = draw(st.integers(1, 9))
+    for name, model_type in (("text_config", "clip_text_model"), ("vision_config", "clip_vision_model")):
+        tower = draw(configs(model_type))
+        tower = {key: value for key, value in tower.items() if key not in ("architectures", "id2label")}
+        config[draw(st.sampled_from([name, f"{name}_dict"]))] = tower
+
+
+def _clip_tower(draw: Draw, config: Config) -> None:
+    config["projection_dim"] = draw(st.integers(1, 9))
+    if "image_size" in config:
+        config["patch_size"] = draw(st.integers(1, 4))
+        config["image_size"] = draw(st.integers(config["patch_size"], 11))
+
+
+def _whisper(draw: Draw, config: Config) -> None:
+    config["decoder_attention_heads"] = draw(st.sampled_from([1, 2, 4]))
+    config["decoder_ffn_dim"] = draw(st.integers(1, 30))
+
+
 VALID: dict[str, Callable[[Draw, Config], None]] = {
     "gpt_neo": _gpt_neo, "gpt_bigcode": _gpt_bigcode, "gptj": _gptj, "bloom": _bloom, "falcon": _falcon, "mpt": _mpt,
     "qwen2": _qwen2, "qwen3": _layer_types, "gemma2": _gemma2, "mistral": _mistral, "gemma3_text": _gemma3, "phi": _phi,
     "phi3": _null_is_absent, "bert": _decoder_flags, "electra": _decoder_flags, "roberta": _roberta,
     "xlm-roberta": _roberta, "camembert": _roberta, "albert": _albert, "mobilebert": _mobilebert, "t5": _t5, "mt5": _t5,
-    "bart": _bart, "mbart": _bart,
+    "bart": _bart, "mbart": _bart, "mixtral": _mistral, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "gpt_oss": _gpt_oss, "granitemoe": _granitemoe, "dbrx": _dbrx,
+    "vit": _rectangle, "deit": _rectangle, "dinov2": _dinov2, "dinov2_with_registers": _dinov2, "swin": _swin,
+    "clip": _clip, "clip_text_model": _clip_tower, "clip_vision_model": _clip_tower, "whisper": _whisper,
 }  # fmt: skip

@@ -19,6 +19,9 @@ LAW = settings(deadline=None, max_examples=60)
 QUICK = settings(LAW, max_examples=150)
 """For properties that need no sympy."""
 
+THOROUGH = settings(LAW, max_examples=300)
+"""For the counts by hand, on which everything else stands."""
+
 
 class Case(NamedTuple):
     """A model as keywords of :func:`tfcost.analyze`, and a pass of it as further ones."""
@@ -100,6 +103,12 @@ def structures(draw: st.DrawFn, arch: str | None = None) -> dict[str, Any]:
         fields["pooler"] = draw(st.booleans())
         fields["next_sentence"] = draw(st.sampled_from((0, 2))) if fields["pooler"] else 0
         fields["classes"] = draw(st.sampled_from((0, 3)))
+    if fields.get("classes"):
+        fields["classifier_tokens"] = draw(st.sampled_from(("all", "first")))
+        fields["classifier_dense"] = draw(st.sampled_from(("", "tanh")))
+        fields["classifier_dropout"] = draw(st.sampled_from((0.0, 0.1)))
+        for name in ("classifier_bias", "classifier_input_dropout"):
+            fields[name] = draw(st.booleans())
     fields["qk_norm"] = draw(st.sampled_from(("", "", "rmsnorm", "layernorm")))
     fields["final_dropout"] = draw(st.sampled_from((0.0, 0.1)))
     for name in ("attention_softcap", "logit_softcap"):
@@ -117,6 +126,7 @@ def structures(draw: st.DrawFn, arch: str | None = None) -> dict[str, Any]:
         fields["embedding_size"] = draw(_sizes(1, 9))
         fields["embedding_projection"] = draw(st.sampled_from(("before", "after")))
         fields["embedding_projection_bias"] = draw(st.booleans())
+        fields["embedding_context"] = draw(st.sampled_from((1, 3)))
         fields["output_projection"] = arch != "encoder"
     return fields
 

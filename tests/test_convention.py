@@ -86,7 +86,8 @@ def test_fvcore():
     """MACs, and 5 per element of a LayerNorm; forward only."""
     macs = (LAYERS + LOGITS) / 2
     assert equal("fvcore", "forward_flops", macs + l * 2 * 5 * b * N * d)
-    assert equal("fvcore", "backward_flops", 0)
+    for key in ("backward_flops", "train_flops", "hardware_flops", "train_flops_per_token"):
+        assert analyze(hidden=8, heads=2, layers=3, convention="fvcore").totals[key] is None
     assert equal("fvcore", "forward_flops", macs, norm="rmsnorm")
 
 
@@ -261,8 +262,13 @@ def test_half_a_square_does_not_apply_to_a_convention_with_a_count_of_its_own(na
 def test_a_convention_changes_flops_and_nothing_else(name):
     fields = {"hidden": 8, "heads": 2, "layers": 3, "vocab": 9, "seq_len": 5}
     plain, priced = analyze(**fields).totals, analyze(**fields, convention=name).totals
-    same = ("parameters", "activation_bytes", "logits_bytes", "weight_bytes", "forward_flops_causal")
+    same = ("parameters", "activation_bytes", "logits_bytes", "weight_bytes")
     assert {key: priced[key] for key in same} == {key: plain[key] for key in same}
+    # A convention with a count of its own has no half square to speak of.
+    halves = {"document", "causal", "pointwise", "torch"}
+    assert (priced["forward_flops_causal"] is not None) == (name in halves)
+    if name in halves - {"pointwise"}:
+        assert priced["forward_flops_causal"] == plain["forward_flops_causal"]
 
 
 @QUICK

@@ -11,7 +11,7 @@ import pytest
 import sympy
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import LAW, QUICK, Case, cases
+from strategies import LAW, QUICK, THOROUGH, Case, cases
 
 from tfcost import analyze
 from tfcost.config import complete
@@ -28,7 +28,8 @@ def resolved(case: Case) -> SimpleNamespace:
         "pooler": False, "head_transform": False, "next_sentence": 0, "classes": 0, "parallel": False,
         "parallel_norms": 1, "parallel_dropout": 0.0, "sandwich_norm": False, "ffn_count": 1, "vocab": None,
         "src_vocab": None, "cross_attention": False, "window": None, "local_layers": None, "layer_sets": None,
-        "embedding_size": None, "src_len": None, "layers": None,
+        "embedding_size": None, "embedding_context": 1, "src_len": None, "layers": None, "classifier_tokens": "all",
+        "classifier_dense": "", "classifier_dropout": 0.0, "classifier_input_dropout": False, "classifier_bias": True,
     }  # fmt: skip
     m = SimpleNamespace(**{**left_out, **case.fields, **case.run})
     m.kv = case.fields.get("kv_heads", m.heads)
@@ -44,7 +45,17 @@ def resolved(case: Case) -> SimpleNamespace:
     m.table = m.embedding_size if m.projected else m.hidden  # width of the token table
     m.rows = m.table if m.projected and m.embedding_projection == "after" else m.hidden  # of positions, types, norm
     m.back = m.projected and m.output_projection
+    m.classifier_width = m.table if m.back and not m.pooler else m.hidden
+    if m.vocab is None:
+        # The input is the hidden vectors themselves: no tables, and nothing that is done to embeddings.
+        m.type_vocab, m.embedding_norm, m.embedding_dropout = 0, False, 0.0
+        m.positions = None if m.positions == "learned" else m.positions
     return m
+
+
+def classified(m):
+    """Tokens of each sequence that a classifier reads."""
+    return 1 if m.pooler or m.classifier_tokens == "first" else m.seq_len
 
 
 def quotient(a, b):
@@ -118,7 +129,7 @@ def walk(m):
     for _ in range(m.batch):
         for layers, tokens, memory in stacks(m):
             if m.projected:
-                count.project(tokens, m.embedding_size, m.hidden)
+                count.project(tokens, m.embedding_context * m.embedding_size, m.hidden)
             for window in windows(m, layers):
                 count.attend(m, tokens, tokens, window)
                 if memory is not None:
@@ -131,8 +142,9 @@ def walk(m):
         if m.next_sentence:
             count.project(1, m.hidden, m.next_sentence)
         if m.classes:
-            tokens, width = (1, m.hidden) if m.pooler else (m.seq_len, m.table if m.back else m.hidden)
-            count.project(tokens, width, m.classes)
+            if m.classifier_dense:
+                count.project(classified(m), m.classifier_width, m.classifier_width)
+            count.project(classified(m), m.classifier_width, m.classes)
         if m.logits:
             if m.head_transform:
                 count.project(m.seq_len, m.hidden, m.table)
@@ -140,7 +152,7 @@ def walk(m):
     return count
 
 
-@LAW
+@THOROUGH
 @given(cases())
 def test_macs_are_the_multiplications_of_a_textbook_model(case):
     m, counted = resolved(case), walk(resolved(case))
@@ -155,16 +167,15 @@ def test_macs_are_the_multiplications_of_a_textbook_model(case):
     assert totals["backward_flops"] == 2 * (2 * counted.macs - frozen)
 
 
-@LAW
+@THOROUGH
 @given(cases())
 def test_a_causal_half_is_half_of_the_self_attention_of_decoders(case):
     m = resolved(case)
     hidden = 0  # FLOPs that the mask saves: 2 per product, QKᵀ and PV
     if m.arch != "encoder":
         for window in windows(m, m.decoders):
-            square = m.seq_len**2
-            visited = square if window is None else m.seq_len * sorted((window, m.seq_len))[0]
-            half_flops = sorted((square, 2 * visited))[0]  # of N²/2 and N w products the fewer, 2 FLOPs each
+            width = m.seq_len if window is None or window > m.seq_len else window
+            visited, half_flops = m.seq_len * width, width * (2 * m.seq_len - width)  # N w - w²/2 products at 2 FLOPs
             hidden += 2 * m.batch * m.heads * m.width * (2 * visited - half_flops)
     totals = case.totals()
     assert totals["forward_flops_causal"] == totals["forward_flops"] - hidden
@@ -213,7 +224,7 @@ def expected_parameters(m):
         if m.positions == "relative":
             embedding += 32 * m.heads
         if m.projected:
-            rest += m.table * d + (d if m.embedding_projection_bias else 0)
+            rest += m.embedding_context * m.table * d + (d if m.embedding_projection_bias else 0)
     if m.back:
         rest += d * m.table + (m.table if m.embedding_projection_bias else 0)
     if m.pooler:
@@ -221,7 +232,9 @@ def expected_parameters(m):
     if m.next_sentence:
         rest += m.next_sentence * d + m.next_sentence
     if m.classes:
-        head += m.classes * (m.table if m.back and not m.pooler else d) + m.classes
+        width = m.classifier_width
+        rest += width * width + width if m.classifier_dense else 0
+        head += m.classes * width + (m.classes if m.classifier_bias else 0)
     if m.logits:
         if m.head_transform:
             rest += d * m.table + m.table + 2 * m.table
@@ -229,7 +242,7 @@ def expected_parameters(m):
     return embedding, head, rest
 
 
-@QUICK
+@THOROUGH
 @given(cases())
 def test_parameters_by_hand(case):
     embedding, head, rest = expected_parameters(resolved(case))
@@ -237,8 +250,11 @@ def test_parameters_by_hand(case):
     assert totals["embedding_parameters"] == embedding
     assert totals["head_parameters"] == head
     assert totals["non_embedding_parameters"] == rest
-    assert totals["parameters"] == totals["trainable_parameters"] == totals["active_parameters"] == sum(
-        (embedding, head, rest)
+    assert (
+        totals["parameters"]
+        == totals["trainable_parameters"]
+        == totals["active_parameters"]
+        == sum((embedding, head, rest))
     )
 
 
@@ -307,18 +323,17 @@ def expected_bytes(m):
         layers += depth * layer_bytes(m, n, memory)
         layers += e * m.batch * n * m.rows if m.embedding_norm else 0
         layers += m.batch * n * m.rows if m.embedding_dropout else 0
-        layers += e * m.batch * n * m.table if m.projected else 0
+        layers += e * m.batch * n * m.embedding_context * m.table if m.projected else 0
         layers += e * vector if m.final_norm else 0
         layers += vector if m.final_dropout else 0
         layers += e * m.batch * memory * d if memory is not None else 0  # once for all layers
-    token, vector = m.batch * d, m.batch * m.seq_len * d
+    vector = m.batch * m.seq_len * d
     layers += e * vector if m.back else 0
-    head = 0
+    head, reads = classifier_bytes(m) if m.classes else (0, None)
     if m.pooler:
-        head += 2 * e * token  # the token, and the activation's input
-        head += e * token if m.next_sentence or m.classes else 0
-    reads_last = m.logits or (m.classes and not m.pooler)
-    head += e * m.batch * m.seq_len * (m.table if m.back else d) if reads_last else 0
+        head += 2 * e * m.batch * d  # the token, and the activation's input
+        head += e * m.batch * d if m.next_sentence or reads == "pooled" else 0
+    head += e * m.batch * m.seq_len * (m.table if m.back else d) if m.logits or reads == "last" else 0
     if m.logits:
         head += 3 * e * m.batch * m.seq_len * m.table if m.head_transform else 0
         head += (e + 4) * m.batch * m.seq_len * m.vocab
@@ -326,7 +341,25 @@ def expected_bytes(m):
     return layers, head
 
 
-@QUICK
+def classifier_bytes(m):
+    """What it keeps of its own, and which tensor from before it, if it reads one without dropout in between."""
+    elements = m.batch * classified(m) * m.classifier_width
+    dropped = elements + m.size * elements  # the mask, and what the next product reads instead
+    reads = "pooled" if m.pooler else "first" if m.classifier_tokens == "first" else "last"
+    kept = 0
+    if m.classifier_dense:
+        if m.classifier_input_dropout and m.classifier_dropout:
+            kept, reads = kept + dropped, None
+        kept += m.size * elements  # the activation's input
+        kept += dropped if m.classifier_dropout else m.size * elements
+    elif m.classifier_dropout:
+        kept, reads = kept + dropped, None
+    if reads == "first":
+        kept += m.size * elements
+    return kept, reads
+
+
+@THOROUGH
 @given(cases())
 def test_bytes_kept_by_hand(case):
     layers, head = expected_bytes(resolved(case))
@@ -334,7 +367,8 @@ def test_bytes_kept_by_hand(case):
     assert totals["activation_bytes"] == layers
     assert totals["logits_bytes"] == head
     assert totals["weight_bytes"] == ITEMSIZE[case.run["dtype"]] * totals["parameters"]
-    assert totals["end_of_forward_bytes"] == layers + head + totals["weight_bytes"]
+    stored = totals["weight_bytes"] + totals["optimizer_bytes"] + totals["master_weight_bytes"]
+    assert totals["end_of_forward_bytes"] == layers + head + stored
 
 
 # --- The document's models, symbolically ----------------------------------------------------------------------------
@@ -391,6 +425,32 @@ def test_bytes_of_all_layers(fields, expected):
     assert equal(closed_form(None, "activation_bytes_per_layer", **fields), expected)
 
 
+@pytest.mark.parametrize(("fields", "expected"), [
+    # Two LayerNorms keep a mean and a 1/deviation per token: in fp32 on a GPU, in bf16 on a CPU.
+    ({}, 34 * b * N * d + 5 * b * N**2 * h + 16 * b * N),
+    ({"semantics": "cpu"}, 34 * b * N * d + 5 * b * N**2 * h + 8 * b * N),
+    # ReLU keeps its output, which the next product keeps anyway.
+    ({"activation": "relu"}, 26 * b * N * d + 5 * b * N**2 * h + 16 * b * N),
+    ({"activation": "relu", "dropout": 0.0}, 24 * b * N * d + 2 * b * N**2 * h + 16 * b * N),
+    ({"dropout": 0.0}, 32 * b * N * d + 2 * b * N**2 * h + 16 * b * N),
+    # The inner dropout adds its mask.
+    ({"ffn_dropout": 0.1}, 38 * b * N * d + 5 * b * N**2 * h + 16 * b * N),
+    # nn.RMSNorm keeps 2bNd + 4bN on a GPU, 8bNd + 4bN on a CPU; there are two.
+    ({"norm": "rmsnorm"}, 30 * b * N * d + 5 * b * N**2 * h + 2 * (2 * b * N * d + 4 * b * N)),
+    ({"norm": "rmsnorm", "semantics": "cpu"}, 30 * b * N * d + 5 * b * N**2 * h + 2 * (8 * b * N * d + 4 * b * N)),
+    # A GPU's flash kernel keeps 24 bytes of random state.
+    ({"attention": "flash"}, 34 * b * N * d + 4 * b * N * h + 16 * b * N + 24),
+])  # fmt: skip
+def test_bytes_of_a_layer_as_our_own_module_keeps_them(fields, expected):
+    """The design's figures for ``--implementation reference``; test_reference and test_counters measure them."""
+    assert equal(closed_form(None, "activation_bytes_per_layer", implementation="reference", **fields), expected)
+
+
+def test_an_implementation_changes_neither_flops_nor_parameters():
+    for quantity in ("parameters", "train_flops", "attention_flops"):
+        assert closed_form(None, quantity, implementation="reference") == closed_form(None, quantity)
+
+
 def test_a_final_norm_keeps_its_input_and_has_2d_parameters():
     assert equal(
         closed_form(None, "activation_bytes", final_norm=True),
@@ -424,6 +484,23 @@ def test_an_encoder_decoder():
     assert equal(deep, l_enc * encoder + l_dec * decoder + logits)
 
 
+def test_an_encoder_of_another_model_gets_no_gradient():
+    """GPT-2 with cross-attention: of K and V on S tokens of it, backward has the weights' gradients only."""
+    form = {"cross_attention": True}
+    forward = layer_count * (28 * b * T * d**2 + 4 * b * S * d**2 + 4 * b * T**2 * d + 4 * b * T * S * d)
+    forward += 2 * b * T * d * V
+    assert equal(closed_form(None, "forward_flops", **form), forward)
+    assert equal(closed_form(None, "backward_flops", **form), 2 * forward - layer_count * 4 * b * S * d**2)
+
+
+def test_a_model_that_could_read_an_encoder_and_has_none_has_the_weights_all_the_same():
+    form = {"hidden": 8, "heads": 2, "layers": 3, "seq_len": 5}
+    plain, able = analyze(**form).totals, analyze(**form, cross_attention=True).totals
+    assert able["parameters"] - plain["parameters"] == 3 * (4 * 64 + 6 * 8)
+    for quantity in ("forward_flops", "train_flops", "activation_bytes"):
+        assert able[quantity] == plain[quantity]
+
+
 def test_separate_vocabularies_have_separate_tables():
     form = {"arch": "encoder-decoder", "src_vocab": V_src}
     layers = layer_count * (28 * d**2 + 32 * d)
@@ -440,9 +517,7 @@ def test_a_shared_table_serves_source_target_and_head_once():
 
 def test_learned_positions_are_a_table_per_stack():
     assert equal(closed_form(None, "embedding_parameters", positions="learned", max_positions=N_max), V * d + N_max * d)
-    two = closed_form(
-        None, "embedding_parameters", arch="encoder-decoder", positions="learned", max_positions=N_max
-    )
+    two = closed_form(None, "embedding_parameters", arch="encoder-decoder", positions="learned", max_positions=N_max)
     assert equal(two, V * d + 2 * N_max * d)
 
 

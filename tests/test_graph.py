@@ -19,7 +19,9 @@ from tfcost import ops
 from tfcost.errors import GraphError, InputError
 from tfcost.graph import Graph, Tensor, Work, div, least, saved_tensors, weights_of
 
-CORE = ("graph.py", "ops.py", "blocks.py", "families.py", "heads.py")
+CORE = (
+    "graph.py", "ops.py", "blocks.py", "families.py", "heads.py", "experts.py", "latent.py", "implementation.py",
+)  # fmt: skip
 PACKAGE = Path(tfcost.__file__).parent
 
 

@@ -304,3 +304,16 @@ def test_any_object_is_a_model_or_a_one_line_error(tmp_path_factory, model_type,
 def test_what_cannot_be_read_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [2, 900])
+def test_a_text_config_inside_a_text_config_is_refused(tmp_path, depth):
+    text = '{"text_config":' * depth + '{"model_type":"gpt2"}' + "}" * depth
+    assert "text_config" in refused_text(tmp_path, text)
+
+
+@pytest.mark.parametrize("period", [10**15, 10**25])
+def test_a_pattern_longer_than_any_stack_is_refused(tmp_path, period):
+    assert "sliding_window_pattern" in refused_text(
+        tmp_path, json.dumps({"model_type": "gemma3_text", "sliding_window_pattern": period})
+    )

@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 import pytest
-from hf_configs import EOS, TOKEN, TYPES, Config, Draw, Pass, configs
+from hf_configs import EOS, TOKEN, TYPES, Config, Draw, Pass, configs, run_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ def ours(config: Config, run: Pass) -> tuple[ModelConfig, Run, int, int]:
     cfg = complete(read.fields)
     source = run.src_len if cfg.arch == "encoder-decoder" or (cfg.cross_attention and can_cross(config)) else None
     length = run.src_len if classifies_by_eos(config) and run.src_len is not None else run.seq_len
-    passed = Run(run.batch, length, source)
+    passed = run_of(cfg, run.batch, length, source)
     graph = build(cfg, passed)
     parameters = sum(weight.numel * weight.copies for weight in weights_of(graph.ops))
     return cfg, passed, parameters, sum(2 * op.forward.macs * op.copies for op in graph.ops)
@@ -79,6 +79,8 @@ def windows(made: Any, cfg: ModelConfig) -> tuple[int | None, int]:
         kinds, window = made.attention_layers, made.window_size
     else:
         window = getattr(made, "sliding_window", None)
+        if window is None:
+            return None, 0
         kinds = getattr(made, "layer_types", None) or ["sliding_attention"] * made.num_hidden_layers
     local = sum(kind in ("sliding_attention", "local") for kind in kinds)
     if window is None or local == 0:
@@ -91,23 +93,45 @@ def theirs(config: Config, cfg: ModelConfig, run: Run) -> tuple[int, int]:
     keys = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
     if "id2label" in keys:
         keys["id2label"] = dict(keys["id2label"])
-    made = transformers.CONFIG_MAPPING[config["model_type"]](**keys, attn_implementation="eager")
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    made = transformers.CONFIG_MAPPING[config["model_type"]](**keys, **eager)
     made.eos_token_id, made.decoder_start_token_id = EOS, TOKEN
     local = 0 if cfg.window is None else cfg.decoder_layers if cfg.local_layers is None else cfg.local_layers
     assert (cfg.window, local) == windows(made, cfg)
     model = getattr(transformers, config["architectures"][0])(made).eval()
+    inputs = inputs_of(config, cfg, run)
+    # DBRX takes views of its experts' weights, which the counter cannot follow without gradients.
+    with torch.set_grad_enabled(cfg.model_type == "dbrx"), FlopCounterMode(display=False) as counter:
+        model(**inputs)
+    return sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops()
+
+
+def inputs_of(config: Config, cfg: ModelConfig, run: Run) -> dict[str, Any]:
+    """Tokens, and whatever else the class reads; a value that does not matter for each."""
+    if cfg.source_positions is not None:
+        frames = torch.zeros(run.batch, cfg.channels, run.frames)
+        return {"input_features": frames, "decoder_input_ids": torch.full((run.batch, run.seq_len), TOKEN)}
+    if cfg.patches is not None:
+        return {"pixel_values": pixels(cfg, run.batch)}
     length = run.seq_len if cfg.arch != "encoder-decoder" else run.src_len
     ids = torch.full((run.batch, length), TOKEN)
-    inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if cfg.tower is not None:
+        return inputs | {"pixel_values": pixels(cfg.tower, run.batch)}
+    if not cfg.family:
+        inputs["use_cache"] = False
     if classifies_by_eos(config):
         ids[:, -1] = EOS
     elif cfg.arch == "encoder-decoder":
         inputs["decoder_input_ids"] = torch.full((run.batch, run.seq_len), TOKEN)
     elif run.src_len is not None:
         inputs["encoder_hidden_states"] = torch.zeros(run.batch, run.src_len, cfg.hidden)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(**inputs)
-    return sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops()
+    return inputs
+
+
+def pixels(cfg: ModelConfig, batch: int) -> Any:
+    """Images of a model's size."""
+    return torch.zeros(batch, cfg.channels, cfg.image_size, cfg.image_width or cfg.image_size)
 
 
 def untied(config: Config, cfg: ModelConfig) -> int:

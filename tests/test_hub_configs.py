@@ -7,21 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hf_configs import run_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tfcost
 from tfcost.config import complete
 from tfcost.errors import ConfigError, InputError, UnknownName
+from tfcost.families import build
 from tfcost.hf import from_hf
-from tfcost.model_types import MODEL_TYPES
+from tfcost.model_types import MODEL_TYPES, MODULES, Key, ModelType
+from tfcost.model_types.spec import decoder_heads, size
+from tfcost.model_types.windows import shortest
 from tfcost.models import Model
 
 HUB: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "hub_configs.json").read_text())["configs"]
 
 
 def parameters(config: dict[str, Any], **what_if: Any) -> int:
-    return int(
-        tfcost.analyze(Model("", from_hf(config).fields), seq_len=8, command="params", **what_if).totals["parameters"]
-    )
+    return int(tfcost.analyze(Model("", from_hf(config).fields), command="params", **what_if).totals["parameters"])
 
 
 def small(model_type: str, **keys: Any) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def test_hub_configs_read_without_a_warning_and_are_exact(name: str) -> None:
 
 def test_every_family_has_a_hub_config() -> None:
     types = {entry["config"].get("model_type") for entry in HUB.values()}
-    assert set(MODEL_TYPES) - types <= {"falcon", "gemma3_text"}
+    assert set(MODEL_TYPES) - types <= {"falcon", "gemma3_text", "clip_text_model", "clip_vision_model"}
 
 
 def test_a_key_that_is_not_known_is_reported_and_changes_nothing() -> None:
@@ -51,7 +55,7 @@ def test_null_differs_from_absent() -> None:
     assert complete(from_hf(small("mistral")).fields).window == 4096
     assert complete(from_hf(small("mistral", sliding_window=None)).fields).window is None
     assert complete(from_hf(small("llama", num_key_value_heads=None)).fields).kv_heads == 32
-    with pytest.raises(ConfigError, match="^hidden_size must be a positive integer, not null$"):
+    with pytest.raises(ConfigError, match="hidden_size must be a positive integer, not null"):
         from_hf(small("llama", hidden_size=None))
 
 
@@ -84,6 +88,7 @@ def test_null_differs_from_absent() -> None:
         (small("gpt_neo", attention_types=[[["global", "sparse"], 12]]), "attention_types has 'sparse'"),
         (small("gpt_neo", attention_types=[["global", "local"]]), "attention_types must be like"),
         (small("gpt_neo", attention_types=[[["global"], 10**12]]), "attention_types must be like"),
+        (small("mobilebert", num_feedforward_networks=10**12), "num_feedforward_networks must be at most 1000"),
         (small("qwen2", layer_types=["full_attention"]), "layer_types names 1 layers, but the model has 32"),
         (small("gemma2", layer_types=["conv"] * 26), "layer_types has 'conv'"),
         (small("gemma2", layer_types=[["x"]] * 26), "layer_types has"),
@@ -134,6 +139,20 @@ def test_text_config_is_followed_and_the_rest_is_reported() -> None:
     assert parameters(wrapper) == parameters({**text, "tie_word_embeddings": True})
 
 
+def test_the_whole_models_class_decides_the_language_models_head() -> None:
+    def architecture(name: str, model_type: str) -> str:
+        text = {"model_type": model_type, "architectures": ["Elsewhere"]}
+        return from_hf({"model_type": "whole", "architectures": [name], "text_config": text}).architecture
+
+    assert architecture("LlavaForConditionalGeneration", "llama") == "LlamaForCausalLM"
+    assert architecture("Mistral3ForConditionalGeneration", "mistral") == "MistralForCausalLM"
+    assert architecture("PaliGemmaModel", "gemma") == "GemmaModel"
+    assert architecture("Gemma3ForConditionalGeneration", "gemma3_text") == "Gemma3ForCausalLM"
+    assert architecture("LlamaForSequenceClassification", "llama") == "LlamaForSequenceClassification"
+    with pytest.raises(ConfigError, match="LlavaForImageTextRetrieval"):
+        architecture("LlavaForImageTextRetrieval", "llama")
+
+
 def test_quantization_is_read_where_understood_and_never_an_error() -> None:
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     nf4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -152,11 +171,13 @@ def test_quantization_is_read_where_understood_and_never_an_error() -> None:
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_without_architectures_the_head_is_the_types_own(model_type: str) -> None:
     """A causal or conditional class with logits; a bare model for encoders."""
-    read = from_hf(small(model_type))
-    bare = read.fields["arch"] == "encoder"
+    needed = {"num_experts_per_tok": 6} if model_type == "deepseek_v2" else {}
+    read = from_hf(small(model_type, **needed))
+    bare = read.fields["arch"] == "encoder" or model_type in ("clip", "clip_text_model")
     assert read.architecture.endswith("Model" if bare and model_type != "gpt2" else ("LM", "LMHeadModel", "Generation"))
     assert read.fields["head"] is not bare
-    assert from_hf(small(model_type, architectures=None)) == from_hf(small(model_type, architectures=[])) == read
+    for none in (None, []):
+        assert from_hf(small(model_type, architectures=none, **needed)) == read
 
 
 def test_labels_are_counted_as_transformers_counts_them() -> None:
@@ -232,3 +253,69 @@ def test_what_the_config_states_stays_in_a_what_if() -> None:
     assert Model("", from_hf(small("gpt2")).fields).config(hidden=1536).ffn_hidden == 4 * 1536
     with pytest.raises(InputError, match="does not divide"):
         stated.config(heads=12)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_index_names_the_rows_of_each_module(module: str) -> None:
+    held = __import__(f"tfcost.model_types.{module}", fromlist=["TYPES"]).TYPES
+    assert set(held) == set(MODULES[module].split())
+
+
+def test_a_family_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A type that nobody has heard of: its keys, its head, and nothing else."""
+    tiny = ModelType(
+        keys={
+            "width": size("hidden", 8),
+            "heads": size("heads", 2),
+            "depth": size("layers", 3),
+            "words": size("vocab", 5),
+        },
+        architectures=decoder_heads("Tiny"),
+        fixed={"arch": "decoder", "positions": "none", "final_norm": True},
+    )
+    monkeypatch.setattr(MODEL_TYPES, "added", {})
+    MODEL_TYPES.add("tiny", tiny)
+    config = {"model_type": "tiny", "architectures": ["TinyForCausalLM"], "depth": 4, "colour": "red"}
+    assert from_hf(config).ignored_keys == ["colour"]
+    d, layers, vocab = 8, 4, 5
+    assert parameters(config) == layers * (12 * d * d + 13 * d) + vocab * d + 2 * d
+    with pytest.raises(ConfigError, match="depth must be a positive integer, not 0"):
+        from_hf({**config, "depth": 0})
+
+
+SCALARS = st.sampled_from(
+    [None, True, False, -1, 0, 1, 2, 7, 128, 10**9, 10**20, 0.5, 1.0, -2.5, 1e300, "", "x", "relu", "gated-gelu",
+     "global", "sliding_attention"],
+)  # fmt: skip
+JSON = SCALARS | st.lists(SCALARS | st.lists(SCALARS, max_size=2), max_size=3) | st.dictionaries(
+    st.sampled_from(["a", "0", "attn_pdrop", "model_type"]), SCALARS, max_size=2
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_any_value_of_any_key_is_used_or_refused(data: st.DataObject) -> None:
+    """Whatever stands in a config, reading and pricing it works or raises an InputError of one line."""
+    model_type = data.draw(st.sampled_from(list(MODEL_TYPES)))
+    row = MODEL_TYPES[model_type]
+    names = [*row.keys, *row.must_be, *row.nested, *row.parts, "architectures", "id2label", "num_labels", "text_config"]
+    changed = data.draw(st.dictionaries(st.sampled_from(names), JSON, max_size=3))
+    message = ""
+    try:
+        cfg = complete(from_hf({"model_type": model_type, **changed}).fields)
+        build(cfg, run_of(cfg, 1, 8, 8))
+    except InputError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+@given(st.text("LG", min_size=1, max_size=30))
+def test_the_shortest_pattern_repeats_to_the_whole(pattern: str) -> None:
+    period = shortest(pattern)
+    assert (period * len(pattern))[: len(pattern)] == pattern
+    assert not any((pattern[:n] * len(pattern))[: len(pattern)] == pattern for n in range(1, len(period)))
+
+
+@pytest.mark.parametrize("kind", ["size", "sides", "probability", "flag", "number", "list", "object", "name"])
+def test_every_kind_of_key_says_what_it_wants(kind: str) -> None:
+    assert Key("", None, kind, nullable=True).wants().endswith(" or null")

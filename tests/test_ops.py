@@ -171,7 +171,7 @@ def test_a_window_visits_at_most_w_keys_of_each_query(n, m, w, d):
     spec, sizes = "n d, m d -> n m", {"n": n, "m": m, "d": d}
     _, macs = einsum(spec, sizes, values("nd", sizes, 1), values("md", sizes, 1), lambda point: point["m"] < w)
     g = Graph()
-    ops.contract(g, "c", spec, *operands(g, spec, sizes), window=("m", w))
+    ops.contract(g, "c", spec, *operands(g, spec, sizes), window=("n", "m", w))
     assert (g.ops[0].forward.macs, g.ops[0].backward.macs) == (macs, 2 * macs)
     assert g.ops[0].output.numel == n * m
 
@@ -180,7 +180,7 @@ def test_a_windows_closed_form_is_given_per_range():
     b, n, w, d = sympy.symbols("b N w d", positive=True, integer=True)
     g = Graph()
     spec = "b n d, b m d -> b n m"
-    ops.contract(g, "c", spec, *operands(g, spec, {"b": b, "n": n, "m": n, "d": d}), window=("m", w))
+    ops.contract(g, "c", spec, *operands(g, spec, {"b": b, "n": n, "m": n, "d": d}), window=("n", "m", w))
     macs = g.ops[0].forward.macs
     assert macs - b * n * d * sympy.Min(n, w) == 0
     longer, shorter = sympy.Symbol("j", positive=True), sympy.Symbol("k", positive=True)
@@ -198,13 +198,21 @@ def test_causal_counts_exactly_half_of_the_square():
 
 @QUICK
 @given(st.integers(1, 40), st.integers(1, 60))
-def test_half_a_causal_window_is_the_smaller_of_the_two_halves(n, w):
-    """Of N²/2 and N w products the smaller; equal, so continuous, at w = N/2."""
+def test_half_a_causal_window_is_the_band_below_the_diagonal(n, w):
+    """The visible pairs, counted one by one, with those on the two edges by half: as N²/2 counts the diagonal."""
     g = Graph()
     spec = "n d, m d -> n m"
-    ops.contract(g, "c", spec, *operands(g, spec, {"n": n, "m": n, "d": 1}), causal=True, window=("m", w))
-    half, band = n * n, 2 * n * w  # twice the products: FLOPs
-    assert g.ops[0].causal == (half if half <= band else band)
+    ops.contract(g, "c", spec, *operands(g, spec, {"n": n, "m": n, "d": 1}), causal=True, window=("n", "m", w))
+    band = w if w <= n else n
+    twice = 0
+    for query in range(n):
+        for key in range(query + 1):
+            if query - key <= band:
+                twice += 1 if query - key in (0, band) else 2
+    # The corners of the band's edges are halves of halves: the diagonal is n long, the other edge n - w.
+    assert g.ops[0].causal == twice
+    if w >= n:
+        assert g.ops[0].causal == n * n
 
 
 def test_a_product_that_is_not_causal_has_no_half():
@@ -370,11 +378,14 @@ def test_flash_attention_keeps_its_inputs_its_output_and_one_fp32_number_per_que
     q = g.tensor("q", tuple("bnhgk"), (2, 3, 2, 2, 5))
     k, v = (g.tensor(name, tuple("bmhk"), (2, 7, 2, 5)) for name in "kv")
     out = g.tensor("out", tuple("bnhgk"), (2, 3, 2, 2, 5))
-    assert ops.fused_attention(g, "flash", q, k, v, out, ops.Work(17)) is out
-    (op,) = g.ops
+    scores = ops.contract(g, "scores", "b n h g k, b m h k -> b h g n m", q, k, kind="scores", keep=False)
+    (made,) = g.ops
+    assert ops.fused_attention(g, "flash", q, k, v, out, made) is out
+    assert scores.numel == 2 * 2 * 2 * 3 * 7
+    _, op = g.ops
     assert op.saves[:4] == (q, k, v, out)
     assert op.saves[4].bytes == 4 * 2 * 3 * (2 * 2)
-    assert (op.forward.macs, op.recompute.macs) == (0, 17)
+    assert (op.forward.macs, op.recompute.macs) == (0, 2 * 2 * 2 * 3 * 7 * 5)
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4])

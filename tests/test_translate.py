@@ -193,9 +193,9 @@ def test_pad_vocabulary_and_learning_rate():
     assert vocabulary.decode(vocabulary.encode(["b", "x", "a"])) == ["b", "<unk>", "a"]
     preset = PRESETS["full"]
     rates = [learning_rate(step, preset) for step in range(1, 400)]
-    assert max(rates) == rates[preset.warmup - 1] == preset.rate
     assert rates[0] == preset.rate / preset.warmup
-    assert rates[4 * preset.warmup - 1] == pytest.approx(preset.rate / 2)
+    assert rates[preset.warmup // 2 - 1] == pytest.approx(preset.rate / 2)
+    assert rates[preset.warmup - 1] == rates[-1] == max(rates) == preset.rate
 
 
 def test_only_an_encoder_decoder_translates():
@@ -298,7 +298,7 @@ def test_bad_input_is_one_line_and_exit_2(arguments, message, quick, capsys, tmp
     assert main(given) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("error: ")
+    assert captured.err.startswith("tfcost: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
 
@@ -313,7 +313,7 @@ def test_plot_without_matplotlib_says_which_extra(quick, capsys, monkeypatch, tm
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main([*quick, "--plot", str(tmp_path)]) == 2
     captured = capsys.readouterr()
-    assert captured.err == "error: --plot needs matplotlib; install the extra: pip install 'tfcost[plot]'\n"
+    assert captured.err == "tfcost: --plot needs matplotlib: pip install '.[plot]' in tfcost's folder\n"
     assert captured.out == ""
 
 
@@ -321,7 +321,7 @@ def test_plot_into_a_file_is_one_line(trained, quick, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "file").write_text("")
     assert main([*quick, "--plot", str(tmp_path / "file")]) == 2
-    assert "error: cannot write" in capsys.readouterr().err
+    assert "tfcost: cannot write" in capsys.readouterr().err
 
 
 def test_without_torch_says_which_extra():
@@ -329,7 +329,7 @@ def test_without_torch_says_which_extra():
     code = f"import sys, runpy; sys.modules['torch'] = None; {run}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: this needs PyTorch; install the extra: pip install 'tfcost[torch]'\n"
+    assert done.stderr == "tfcost: this needs torch: pip install '.[torch]' in tfcost's folder\n"
 
 
 def test_interrupt(quick, monkeypatch):

@@ -6,30 +6,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfcost.blocks import Run, kernel
-from tfcost.config import ModelConfig, choice, size
-from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half
+from tfcost.config import ModelConfig, as_dict, choice, size
+from tfcost.convention import DOCUMENT, FLOPS_PER_MAC, Convention, Facts, Line, OpConvention, half, misfit
 from tfcost.convention import convention as convention_named
 from tfcost.errors import InputError
 from tfcost.families import build
-from tfcost.graph import Graph, Saved, Size, Tensor, saved_tensors, weights_of
+from tfcost.graph import ADAPTER, Graph, Saved, Size, Tensor, weights_of
 from tfcost.implementation import DOCUMENT as DOCUMENT_KEEPS
 from tfcost.implementation import NAMES as IMPLEMENTATIONS
 from tfcost.implementation import SEMANTICS, Implementation
 from tfcost.implementation import implementation as implementation_named
 from tfcost.models import DOCUMENT_MODEL, Model, load
+from tfcost.ops import EXPERT_AXIS
+from tfcost.policy import KEYWORDS, PLAIN, Running, as_run, check_adapters, running
 from tfcost.report import Report
+from tfcost.rows import BY, Item, items, rows
+
+if TYPE_CHECKING:
+    from tfcost.memory import Memory
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 """Bytes of an activation or weight element per ``--dtype``."""
 
 ATTENTION = ("eager", "flash", "math")
-BY = ("total", "component", "op", "layer")
-MAX_LAYER_ROWS = 10_000
 DEFAULT_SEQ_LEN = 2048
 
 FLOPS_TOTALS = (
@@ -41,22 +46,18 @@ PARAMS_TOTALS = (
     "head_parameters", "non_embedding_parameters", "trainable_parameters",
 )  # fmt: skip
 MEMORY_TOTALS = (
-    "activation_bytes", "activation_bytes_per_layer", "logits_bytes", "weight_bytes", "end_of_forward_bytes",
+    "activation_bytes", "activation_bytes_per_layer", "logits_bytes", "weight_bytes", "gradient_bytes",
+    "optimizer_bytes", "master_weight_bytes", "kv_cache_bytes", "communication_buffer_bytes", "overhead_bytes",
+    "end_of_forward_bytes", "total_bytes", "peak_moment", "fits",
 )  # fmt: skip
 TOTALS = {"flops": FLOPS_TOTALS, "params": PARAMS_TOTALS, "memory": MEMORY_TOTALS}
 """The keys of ``totals`` for each command, in the order in which they are printed."""
 
+FORWARD_ONLY = ("backward_flops", "train_flops", "recompute_flops", "hardware_flops", "train_flops_per_token")
+"""What a convention that counts forward passes only has no figure for."""
+
 PER_TOKEN = ("flops_per_token", "train_flops_per_token")
 """Ratios, per target token; the only totals that are floats."""
-
-
-class Item(NamedTuple):
-    """Something at a path that the model has ``copies`` times, with its figures for one of them."""
-
-    path: str
-    copies: Size
-    figures: dict[str, Size]
-    note: dict[str, Any]
 
 
 class Options(NamedTuple):
@@ -66,6 +67,7 @@ class Options(NamedTuple):
     convention: Convention = DOCUMENT
     causal: str = "full"
     implementation: Implementation = DOCUMENT_KEEPS
+    running: Running = PLAIN
 
     @property
     def itemsize(self) -> int:
@@ -80,7 +82,7 @@ class Analysis:
         self.cfg = cfg
         self.run = run
         self.options = options
-        self.graph: Graph = build(cfg, run, options.itemsize, options.implementation)
+        self.graph: Graph = build(cfg, run, options.itemsize, options.implementation, options.running.adapters)
 
     @cached_property
     def weights(self) -> list[Tensor]:
@@ -90,37 +92,61 @@ class Analysis:
     @cached_property
     def saved(self) -> list[Saved]:
         """The distinct tensors kept for backward."""
-        return saved_tensors(self.graph)
+        return self.whole.saved
+
+    @cached_property
+    def whole(self) -> Memory:
+        """The whole memory: what is stored and kept, and when most is alive."""
+        from tfcost.memory import Memory  # what FLOPs and parameters do not need
+
+        return Memory(self)
 
     @cached_property
     def parameters(self) -> dict[str, Size]:
         """Parameter counts. ``parameters = embedding + head + non_embedding``; a tied table is an embedding, once.
 
-        ``active_non_input_embedding`` leaves out the tables that are only looked up: a tied one is also multiplied by,
-        so it stays in.
+        ``active`` counts of the experts only as many as a token uses. ``active_non_input_embedding`` leaves out the
+        tables that are only looked up: a tied one is also multiplied by, so it stays in. ``trainable`` leaves out what
+        has no gradient.
         """
+        return {key: self.counts[key] for key in PARAMS_TOTALS}
+
+    @cached_property
+    def counts(self) -> dict[str, Size]:
+        """The counts of :attr:`parameters`, and ``active_non_embedding_parameters``, which conventions use."""
         multiplied = {id(w) for op in self.graph.ops if op.kind not in ("embedding", "unused") for w in op.weights}
         total: Size = 0
+        idle: Size = 0
         embedding: Size = 0
         looked_up: Size = 0
+        trained: Size = 0
+        adapters: Size = 0
         head: Size = 0
         for weight in self.weights:
             count = weight.numel * weight.copies
             total += count
+            if weight.grad:
+                trained += count
+            if weight.role == ADAPTER:
+                adapters += count
             if weight.role == "embedding":
                 embedding += count
                 if id(weight) not in multiplied:
                     looked_up += count
             elif weight.role == "head":
                 head += count
+            elif weight.axes[:1] == EXPERT_AXIS:
+                idle += count - self.cfg.experts_per_token * prod(weight.shape[1:]) * weight.copies
         return {
             "parameters": total,
-            "active_parameters": total,
-            "active_non_input_embedding_parameters": total - looked_up,
+            "active_parameters": total - idle,
+            "active_non_input_embedding_parameters": total - idle - looked_up,
             "embedding_parameters": embedding,
             "head_parameters": head,
             "non_embedding_parameters": total - embedding - head,
-            "trainable_parameters": total,
+            "trainable_parameters": trained,
+            "base_parameters": total - adapters,
+            "active_non_embedding_parameters": total - idle - embedding - head,
         }
 
     def lines(self, convention: Convention, half: bool) -> list[Line]:
@@ -131,13 +157,24 @@ class Analysis:
                     f"--causal half does not apply to --convention {convention.name}, which fixes its own count"
                 )
             convention = convention._replace(causal_half=True)
-        return convention.lines(self.graph, Facts(self.cfg, self.run, self.parameters))
+        return convention.lines(self.graph, Facts(self.cfg, self.run, self.counts))
 
     @cached_property
     def flops(self) -> dict[str, Size]:
         """FLOPs of a pass by the convention that was asked for."""
-        causal: Size = sum([line.copies * line.forward for line in self.lines(DOCUMENT, True)])
-        priced = self.priced_by(self.options.convention, self.options.causal == "half")
+        chosen = self.options.convention
+        half = self.options.causal == "half"
+        priced = self.priced_by(chosen, half)
+        causal = None  # where the convention fixes its own count, half a square is no question
+        if isinstance(chosen, OpConvention) and chosen.per_mac == FLOPS_PER_MAC:
+            causal = priced["forward_flops"]
+            if not half and not chosen.causal_half:
+                hidden = [
+                    op.copies * (FLOPS_PER_MAC * op.forward.macs - op.causal)
+                    for op in self.graph.ops
+                    if op.causal is not None and op.forward.macs != 0
+                ]
+                causal -= sum(hidden)
         return {"parameters": self.parameters["parameters"]} | priced | {"forward_flops_causal": causal}
 
     def priced_by(self, convention: Convention, half: bool = False) -> dict[str, Size]:
@@ -152,6 +189,8 @@ class Analysis:
             recompute += line.copies * line.recompute
             if line.attention:
                 attention += line.copies * line.forward
+        if isinstance(convention, OpConvention):
+            recompute += self.run_again(convention, half)
         return {
             "forward_flops": forward,
             "backward_flops": backward,
@@ -161,42 +200,63 @@ class Analysis:
             "attention_flops": attention,
         }
 
+    def run_again(self, convention: OpConvention, half: bool) -> Size:
+        """FLOPs of forward work that recomputation does once more: its regions, and logits that are not held."""
+        work: Size = 0
+        how = self.options.running
+        if how.mode != "train" or (how.recompute == "none" and how.loss == "eager"):
+            return work
+        forward = {line.path: line.forward for line in self.lines(convention, half)}
+        for region in self.whole.regions:
+            work += region.copies * sum([forward.get(op.path, 0) for op in self.graph.ops[region.start : region.stop]])
+        if how.loss != "eager":
+            logits = [op for op in self.whole.head_ops if op.kind == "linear" and op.output.axes == ("b", "n", "v")]
+            work += sum([op.copies * forward.get(op.path, 0) for op in logits])
+        return work
+
     def with_ratios(self, figures: dict[str, Size], convention: Convention) -> dict[str, Any]:
         """Numeric FLOPs with their MACs and what they are per target token."""
         tokens, forward = self.run.batch * self.run.seq_len, figures["forward_flops"]
         macs = forward if isinstance(convention, OpConvention) and convention.per_mac == 1 else half(forward)
-        return figures | {
+        ratios = {
             "forward_macs": macs,
             "flops_per_token": forward / tokens,
             "train_flops_per_token": figures["train_flops"] / tokens,
         }
+        if isinstance(convention, OpConvention) and not convention.backward:
+            # It counts forward passes only, and says nothing of the rest: null, not zero.
+            ratios |= dict.fromkeys(FORWARD_ONLY)
+        return figures | ratios
 
     @property
     def kernel_recompute(self) -> Size:
-        """FLOPs of fused attention's backward on making the scores again: 2bN²d per layer. In no other total."""
-        return sum([op.copies * FLOPS_PER_MAC * op.recompute.macs for op in self.graph.ops])
+        """FLOPs of fused attention's backward on making the scores again: 2bN²d per layer (half of it by half squares).
+
+        In no other total, except by a convention that counts what the kernel runs (``torch``).
+        """
+        chosen = self.options.convention
+        half = self.options.causal == "half" or (isinstance(chosen, OpConvention) and chosen.causal_half)
+        return sum([
+            op.copies * (op.causal if half and op.causal is not None else FLOPS_PER_MAC * op.recompute.macs)
+            for op in self.graph.ops
+            if op.kind == "fused_attention"
+        ])  # fmt: skip
 
     @cached_property
     def memory(self) -> dict[str, Size]:
-        """Bytes at the end of a forward pass: kept by the layers, kept by head and loss, and the weights."""
-        layers, head = self.split_saved()
-        activations: Size = sum([saved.copies * saved.tensor.bytes for saved in layers])
-        logits: Size = sum([saved.copies * saved.tensor.bytes for saved in head])
-        weights = self.parameters["parameters"] * self.options.itemsize
-        return {
-            "activation_bytes": activations,
-            "activation_bytes_per_layer": self.bytes_per_layer(layers),
-            "logits_bytes": logits,
-            "weight_bytes": weights,
-            "end_of_forward_bytes": activations + logits + weights,
-        }
+        """Bytes kept by the layers, by head and loss, and stored for the weights: what has a closed form."""
+        return self.whole.figures()
 
     def split_saved(self) -> tuple[list[Saved], list[Saved]]:
         """The saved tensors that the model keeps first, and those that only head and loss keep."""
+        return self.split(self.saved)
+
+    def split(self, saved: list[Saved]) -> tuple[list[Saved], list[Saved]]:
+        """Saved tensors by who keeps them first: the model, or head and loss."""
         stop = len(self.graph.ops) if self.graph.head_start is None else self.graph.head_start
         in_head = {id(op) for op in self.graph.ops[stop:]}
-        layers = [saved for saved in self.saved if id(saved.op) not in in_head]
-        return layers, [saved for saved in self.saved if id(saved.op) in in_head]
+        layers = [each for each in saved if id(each.op) not in in_head]
+        return layers, [each for each in saved if id(each.op) in in_head]
 
     def bytes_per_layer(self, saved: list[Saved]) -> Size | None:
         """What one layer keeps, where all layers keep the same; None where they differ."""
@@ -221,119 +281,60 @@ class Analysis:
         return self.parameters
 
     def _memory_totals(self) -> dict[str, Any]:
-        return self.memory
+        return self.whole.totals()
 
     def _flops_totals(self) -> dict[str, Any]:
         return self.with_ratios(self.flops, self.options.convention)
 
     def items(self, command: str) -> list[Item]:
-        """What the rows of a command sum: priced ops, parameters, or tensors at the end of a forward pass."""
-        if command == "params":
-            return [Item(w.path, w.copies, {"parameters": w.numel}, {"shape": list(w.shape)}) for w in self.weights]
-        if command == "flops":
-            lines = self.lines(self.options.convention, self.options.causal == "half")
-            return [
-                Item(line.path, line.copies, {"macs": line.macs, "flops": line.forward}, {})
-                for line in lines
-                if not (isinstance(line.forward, int) and line.forward == 0)
-            ]
-        layers, head = self.split_saved()
-        kept = [
-            Item(
-                f"{saved.op.path}/{_leaf(saved)}",
-                saved.copies,
-                {"bytes": saved.tensor.bytes},
-                {"tensor": saved.tensor.path, "shape": list(saved.tensor.shape), "itemsize": saved.tensor.itemsize},
-            )
-            for saved in (*layers, *head)
-        ]
-        weights = {"bytes": self.parameters["parameters"] * self.options.itemsize}
-        return [*kept, Item("weights", 1, weights, {})]
-
-    def component(self, path: str) -> str:
-        """The block that a path belongs to: one step below the repetition or the stack that it stands in."""
-        prefix = max((r.path for r in self.graph.repeats if path.startswith(r.path + "/")), key=len, default="")
-        if not prefix:
-            prefix = next((stack for stack in ("encoder", "decoder") if path.startswith(stack + "/")), "")
-        rest = path[len(prefix) + 1 :] if prefix else path
-        step = rest.partition("/")[0]
-        return f"{prefix}/{step}" if prefix else step
+        """What the rows of a command sum (:mod:`tfcost.rows`)."""
+        return items(self, command)
 
     def rows(self, command: str, by: str) -> list[dict[str, Any]]:
-        """The rows of a report: items grouped by total, component, op or layer. They sum to the command's total."""
-        items = self.items(command)
-        if by == "op":
-            return [_row(item.path, [item], item.note) for item in items]
-        if by == "layer":
-            return self._layer_rows(items)
-        key: Callable[[str], str] = self.component if by == "component" else (lambda _: "total")
-        groups: dict[str, list[Item]] = {}
-        for item in items:
-            groups.setdefault(key(item.path), []).append(item)
-        return [_row(name, group, {}) for name, group in groups.items()]
-
-    def layer_groups(self, items: list[Item]) -> list[tuple[str, Size, list[Item]]]:
-        """Items grouped for ``by="layer"``: (path, how many such rows, the items of one), in the order of the model.
-
-        What the layers share is created once: it stands in a row of its own, not in the first layer's.
-        """
-        groups: dict[str, tuple[Size, list[Item]]] = {}
-        for item in items:
-            repeat = next((r for r in self.graph.repeats if item.path.startswith(r.path + "/")), None)
-            if repeat is None:
-                groups.setdefault(self.component(item.path), (1, []))[1].append(item)
-            elif item.copies == repeat.times:
-                groups.setdefault(repeat.path, (repeat.times, []))[1].append(item._replace(copies=1))
-            else:
-                groups.setdefault(f"{repeat.path}/shared", (1, []))[1].append(item)
-        return [(path, times, group) for path, (times, group) in groups.items()]
-
-    def _layer_rows(self, items: list[Item]) -> list[dict[str, Any]]:
-        if (count := sum(r.times for r in self.graph.repeats)) > MAX_LAYER_ROWS:
-            raise InputError(f"--by layer would print {count:,} rows; at most {MAX_LAYER_ROWS:,}: use --by component")
-        repeated = {r.path for r in self.graph.repeats}
-        return [
-            _row(f"{path}/{index}" if path in repeated else path, group, {})
-            for path, times, group in self.layer_groups(items)
-            for index in range(times)
-        ]
+        """The rows of a report, grouped by total, component, op or layer; they sum to the command's total."""
+        return rows(self, command, by)
 
 
-def _leaf(saved: Saved) -> str:
-    """How a row names a tensor beside the op that keeps it: by what made it, or ``output`` where the op itself did."""
-    return "output" if saved.tensor.path == saved.op.path else saved.tensor.path.rpartition("/")[2]
+def _inputs(
+    cfg: ModelConfig,
+    model: Model,
+    batch: int,
+    seq_len: int | None,
+    src_len: int | None,
+    frames: int | None,
+    running: Running,
+) -> tuple[Run, list[str]]:
+    """The pass: lengths checked, and defaults derived from the model's own maximum (one token where it decodes).
 
+    And what there is to warn of.
+    """
+    size("-b/--batch", batch)
+    if cfg.patches is not None or cfg.source_positions is not None:
+        from tfcost.inputs import run_of
 
-def _row(path: str, items: list[Item], note: Mapping[str, Any]) -> dict[str, Any]:
-    """One row: figures of one copy (``..._each``) and of all, where the items have one count; else counted as one."""
-    count = items[0].copies
-    same = all(item.copies == count for item in items)
-    row: dict[str, Any] = {"path": path, "count": count if same else 1}
-    names = list(items[0].figures)
-    for name in names:
-        parts = [(1 if same else item.copies, item.figures[name]) for item in items]
-        row[f"{name}_each"] = None if any([part is None for _, part in parts]) else sum([n * part for n, part in parts])
-    row[names[-1]] = row["count"] * row[f"{names[-1]}_each"]
-    return row | dict(note)
-
-
-def _inputs(cfg: ModelConfig, model: Model, batch: int, seq_len: int | None, src_len: int | None) -> Run:
-    """The pass: lengths checked, and defaults derived from the model's own maximum."""
+        return run_of(cfg, batch, seq_len, src_len, frames)
+    if frames is not None:
+        raise InputError("--frames needs a model of sound")
     longest = cfg.max_positions
+    if seq_len is None and running.mode == "decode":
+        seq_len = 1
     if seq_len is None:
         seq_len = DEFAULT_SEQ_LEN if longest is None or not model.from_config else min(DEFAULT_SEQ_LEN, longest)
-    for name, value in (("-b/--batch", batch), ("-N/--seq-len", seq_len), ("--src-len", src_len)):
-        if value is not None or name == "-b/--batch":
+    for name, value in (("-N/--seq-len", seq_len), ("--src-len", src_len)):
+        if value is not None:
             size(name, value)
     if cfg.arch == "encoder-decoder":
         src_len = seq_len if src_len is None else src_len
     elif src_len is not None and not cfg.cross_attention:
         raise InputError(f"--src-len needs an encoder and a decoder; this model is --arch {cfg.arch}")
-    return Run(batch, seq_len, src_len)
+    return Run(batch, seq_len, src_len, context=running.context), []
 
 
-def options_of(dtype: str, convention: str, causal: str, implementation: str, semantics: str | None) -> Options:
-    """Read the flags that say how a graph is priced."""
+def options_of(
+    dtype: str, convention: str, causal: str, implementation: str, semantics: str | None, fields: dict[str, Any]
+) -> Options:
+    """Read the flags that say how a graph is priced, and how the model is run; those are taken out of ``fields``."""
+    given = {key: fields.pop(key) for key in KEYWORDS if key in fields}
     if semantics is not None:
         choice("--semantics", semantics, SEMANTICS)
     return Options(
@@ -341,6 +342,7 @@ def options_of(dtype: str, convention: str, causal: str, implementation: str, se
         convention_named(convention),
         choice("--causal", causal, ("full", "half")),
         implementation_named(choice("--implementation", implementation, IMPLEMENTATIONS), semantics),
+        running(given, dtype),
     )
 
 
@@ -362,15 +364,18 @@ class Point(NamedTuple):
         inputs: dict[str, Any] = {"batch": run.batch, "seq_len": run.seq_len}
         if run.src_len is not None:
             inputs["src_len"] = run.src_len
+        if run.frames is not None:
+            inputs["frames"] = run.frames
         shown = command if command in TOTALS else None
         totals = analysis.totals((shown,) if shown else tuple(TOTALS))
         if shown in (None, "flops") and run.attention == "flash":
             totals["flash_recompute_flops"] = analysis.kernel_recompute
         rows_of = shown or "flops"
         return Report(
-            command or "analyze", {"name": self.model.name or None} | analysis.cfg._asdict(), inputs, self.assumptions,
+            command or "analyze", {"name": self.model.name or None} | as_dict(analysis.cfg), inputs, self.assumptions,
             totals, lambda: analysis.rows(rows_of, by),
-            (lambda: closed_forms_of(analysis, rows_of, by)) if formula else None, self.warnings,
+            (lambda: closed_forms_of(analysis, rows_of, by)) if formula else None, self.warnings, (),
+            analysis.whole.notes() if shown == "memory" else None,
         )  # fmt: skip
 
 
@@ -380,6 +385,7 @@ def point_of(
     batch: int = 1,
     seq_len: int | None = None,
     src_len: int | None = None,
+    frames: int | None = None,
     attention: str | None = None,
     causal: str = "full",
     dtype: str = "bf16",
@@ -390,13 +396,22 @@ def point_of(
 ) -> Point:
     """Read what was given and build the graph; the arguments are those of :func:`analyze`."""
     source = DOCUMENT_MODEL if model is None else model if isinstance(model, Model) else load(model)
-    cfg = source.config(**fields)
+    options = options_of(dtype, convention, causal, implementation, semantics, fields)
+    cfg = as_run(source.config(**fields), options.running)
     if attention is None:
         attention = "flash" if source.from_config else "eager"
-    run = _inputs(cfg, source, batch, seq_len, src_len)._replace(attention=choice("--attention", attention, ATTENTION))
-    options = options_of(dtype, convention, causal, implementation, semantics)
+    kernel = choice("--attention", attention, ATTENTION)
+    run, cautions = _inputs(cfg, source, batch, seq_len, src_len, frames, options.running)
+    run = run._replace(attention=kernel)
     analysis = Analysis(cfg, run, options)
-    return Point(source, analysis, assumptions_of(analysis, source.ignored_keys), _warnings(cfg, source, run))
+    check_adapters(options.running.adapters, analysis.graph, analysis.counts["trainable_parameters"])
+    assumptions = assumptions_of(analysis, source.ignored_keys)
+    if source.stored_dtype:
+        assumptions["stored_dtype"] = f"{source.stored_dtype}, ignored"
+    warnings = cautions + _warnings(cfg, source, run)
+    if note := misfit(options.convention, cfg):
+        warnings.append(note)
+    return Point(source, analysis, assumptions, warnings)
 
 
 def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict[str, Any]:
@@ -406,12 +421,24 @@ def assumptions_of(analysis: Analysis, ignored_keys: Iterable[str] = ()) -> dict
     assumptions = {
         "convention": options.convention.name, "implementation": options.implementation.name,
         "semantics": options.implementation.semantics or None, "attention": asked,
-        "kernel": kernel(asked, cfg.attention_dropout, options.implementation), "dtype": options.dtype,
+        "kernel": kernel(asked, cfg, options.implementation, options.itemsize), "dtype": options.dtype,
         "causal": options.causal, "counts": options.convention.counts, "leaves_out": options.convention.leaves_out,
-        "ignored_keys": list(ignored_keys),
+        "ignored_keys": list(ignored_keys), "running": options.running.words(),
     }  # fmt: skip
-    if cfg.vocab is None:
+    if cfg.experts is not None:
+        assumptions["routing"] = (
+            "each token to its experts, however they spread; none dropped"
+            if cfg.capacity_factor is None
+            else f"capacity factor {cfg.capacity_factor}: as many slots for each expert, filled or not"
+        )
+    if cfg.vocab is None and cfg.patches is None:
         assumptions["vocabulary"] = "none given: no embedding, no logits"
+    if cfg.window is not None:
+        which = "all layers" if cfg.local_layers is None else f"{cfg.local_layers} layers"
+        visited = (
+            "at most that many keys per query" if asked == "flash" else "priced as the full square, as PyTorch runs"
+        )
+        assumptions["window"] = f"{cfg.window} in {which}, {visited}"
     return assumptions
 
 
@@ -452,7 +479,8 @@ def _warnings(cfg: ModelConfig, model: Model, run: Run) -> list[str]:
     if model.ignored_keys:
         warnings.append("keys that tfcost does not know, left out: " + ", ".join(model.ignored_keys))
     if cfg.positions == "learned" and cfg.max_positions is not None:
-        for name, length in (("-N/--seq-len", run.seq_len), ("--src-len", run.src_len)):
+        source = None if run.frames is not None else run.src_len
+        for name, length in (("-N/--seq-len", run.seq_len), ("--src-len", source)):
             if length is not None and length > cfg.max_positions:
                 warnings.append(f"{name} {length:,} is beyond the model's {cfg.max_positions:,} learned positions")
     return warnings

@@ -54,7 +54,7 @@ def _like(query: str) -> list[str]:
         aliases.setdefault(name, []).append(alias.lower())
     within = [name for name, spellings in aliases.items() if any(all(p in each for p in parts) for each in spellings)]
     if within:
-        return sorted(within, key=lambda name: (wanted not in name, name))
+        return sorted(within, key=lambda name: (name != wanted, not name.startswith(wanted), name))
     scores = {
         name: max(SequenceMatcher(None, wanted, each).ratio() for each in spellings)
         for name, spellings in aliases.items()

@@ -13,11 +13,14 @@ from typing import NamedTuple, TypeAlias
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig
 from tfcost.errors import InputError, UnknownName
-from tfcost.graph import Graph, Op, Size, div
+from tfcost.graph import Graph, Op, Size, div, least
 
 FLOPS_PER_MAC = 2  # one multiplication and one addition
 
-ATTENTION_KINDS = frozenset({"scores", "weighted_sum"})
+BADDBMM = "baddbmm"
+"""QKᵀ and the position bias in one call (BLOOM), which some counters do not know."""
+
+ATTENTION_KINDS = frozenset({"scores", BADDBMM, "weighted_sum"})
 """The products over the score square: QKᵀ and PV."""
 
 GRADIENTS = 2  # both operands of QKᵀ and PV are activations with a gradient, each a product of the same size
@@ -57,6 +60,21 @@ class Facts(NamedTuple):
             raise InputError(f"--convention {convention} is defined for models of one stack, not for encoder-decoders")
         return self.cfg.layers
 
+    def one_dense_stack(self, convention: str) -> Size:
+        """:meth:`one_stack` of a model without experts, whose feed-forwards all do the same work."""
+        if self.cfg.experts is not None:
+            raise InputError(f"--convention {convention} is defined for dense models, not for mixtures of experts")
+        return self.one_stack(convention)
+
+    @property
+    def keys(self) -> Size:
+        """Keys that a token attends to in all layers together: N in each, at most w in those with a window."""
+        cfg, n = self.cfg, self.run.seq_len
+        if cfg.window is None:
+            return cfg.layers * n
+        local = cfg.layers if cfg.local_layers is None else cfg.local_layers
+        return local * least(n, cfg.window) + (cfg.layers - local) * n
+
 
 class OpConvention(NamedTuple):
     """Prices each op: ``per_mac`` per multiply-accumulate, plus ``pointwise[kind]`` per element of other ops.
@@ -72,19 +90,21 @@ class OpConvention(NamedTuple):
     pointwise: Mapping[str, int] = MappingProxyType({})
     causal_half: bool = False
     fused_attention: bool = True
+    baddbmm: bool = True
     kernel_recompute: bool = False
     backward: bool = True
 
     def lines(self, graph: Graph, facts: Facts) -> list[Line]:
         """One line per op that this convention counts at all."""
-        return [line for op in graph.ops if (line := self.price(op, facts.run.attention == "flash")) is not None]
+        return [line for op in graph.ops if (line := self.price(op, facts.run.attention != "eager")) is not None]
 
-    def price(self, op: Op, flash: bool = False) -> Line | None:
-        """The line of one op; None where the convention does not count it."""
+    def price(self, op: Op, fused: bool = False) -> Line | None:
+        """The line of one op; None where the convention does not count it. ``fused``: attention is one call."""
         each = self.pointwise.get(op.kind, 0)
         attention = op.kind in ATTENTION_KINDS
         recompute: Size = self.per_mac * op.recompute.macs if self.kernel_recompute else 0
-        if op.forward.macs == 0 or (attention and flash and not self.fused_attention):
+        uncounted = (attention and fused and not self.fused_attention) or (op.kind == BADDBMM and not self.baddbmm)
+        if op.forward.macs == 0 or uncounted:
             if not each and not recompute:
                 return None
             work = each * op.forward.elements
@@ -138,14 +158,16 @@ def _six_p(name: str, key: str, words: str) -> FormulaConvention:
 
 def _palm(name: str, key: str, words: str) -> FormulaConvention:
     def formula(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
-        cfg, run = facts.cfg, facts.run
+        cfg = facts.cfg
+        facts.one_stack(name)
         work = 2 * facts.parameters[key] * facts.tokens
-        square = 4 * facts.one_stack(name) * cfg.heads * cfg.head_dim * run.seq_len * facts.tokens
+        value_dim = cfg.head_dim if cfg.value_dim is None else cfg.value_dim
+        square = 2 * cfg.heads * (cfg.head_dim + value_dim) * facts.keys * facts.tokens
         return [("parameters", work, 2 * work, 0), ("attention", square, 2 * square, 0)]
 
     return FormulaConvention(
         name,
-        f"6 P + 12 l h d_k N per token, P = {words}",
+        f"6 P + 12 l h d_k N per token (at most w for N in a layer with a window), P = {words}",
         "nothing of the matmuls (counts biases and norms as matmuls)",
         "Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B",
         formula,
@@ -155,7 +177,7 @@ def _palm(name: str, key: str, words: str) -> FormulaConvention:
 def _megatron_terms(facts: Facts, name: str) -> tuple[Size, Size, Size]:
     """Forward layers 24blNd², attention 4blN²d and logits 2bNdV: a third of 72blNd²(1 + N/6d + V/12ld)."""
     cfg, run = facts.cfg, facts.run
-    tokens, layers = run.batch * run.seq_len, facts.one_stack(name)
+    tokens, layers = run.batch * run.seq_len, facts.one_dense_stack(name)
     vocab = 0 if cfg.vocab is None else cfg.vocab
     return (
         24 * tokens * layers * cfg.hidden**2,
@@ -199,7 +221,7 @@ def _chinchilla(facts: Facts, name: str = "chinchilla") -> list[tuple[str, Size,
     """Appendix F, forward per sequence; backward is twice that."""
     cfg, run = facts.cfg, facts.run
     n, d, width = run.seq_len, cfg.hidden, cfg.heads * cfg.head_dim
-    times, vocab = run.batch * facts.one_stack(name), 0 if cfg.vocab is None else cfg.vocab
+    times, vocab = run.batch * facts.one_dense_stack(name), 0 if cfg.vocab is None else cfg.vocab
     terms = [
         ("embedding", run.batch * 2 * n * vocab * d),
         ("query_key_value", times * 2 * 3 * n * d * width),
@@ -218,7 +240,7 @@ def _chinchilla_a4(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
 
 def _bigscience(facts: Facts) -> list[tuple[str, Size, Size, Size]]:
     # P is l(12d² + 13d): the throughputs that BigScience printed come out only without embeddings.
-    work = 2 * facts.parameters["non_embedding_parameters"] * facts.tokens
+    work = 2 * facts.parameters["active_non_embedding_parameters"] * facts.tokens
     return [("parameters", work, 2 * work, work)]
 
 
@@ -261,11 +283,11 @@ _CONVENTIONS: tuple[Convention, ...] = (
     ),
     _six_p("6p-all", "parameters", "all parameters"),
     _six_p("6p-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
-    _six_p("6p-non-embedding", "non_embedding_parameters", "without embeddings and head"),
-    _six_p("6p-active", "active_parameters", "the parameters that a token uses (mixture of experts)"),
-    _palm("palm-all", "parameters", "all parameters"),
+    _six_p("6p-non-embedding", "active_non_embedding_parameters", "without embeddings and head"),
+    _six_p("6p-active", "active_parameters", "the parameters that a token uses (of experts, the chosen ones)"),
+    _palm("palm-all", "active_parameters", "all parameters that a token uses"),
     _palm("palm-no-input-embedding", "active_non_input_embedding_parameters", "without tables that are only looked up"),
-    _palm("palm-non-embedding", "non_embedding_parameters", "without embeddings and head"),
+    _palm("palm-non-embedding", "active_non_embedding_parameters", "without embeddings and head"),
     FormulaConvention(
         "megatron",
         "72 b l N d² (1 + N/6d + V/12ld) per step",
@@ -330,6 +352,7 @@ _CONVENTIONS: tuple[Convention, ...] = (
         per_mac=1,
         pointwise={"layernorm": 5},
         fused_attention=False,
+        baddbmm=False,
         backward=False,
     ),
     OpConvention(
@@ -342,6 +365,28 @@ _CONVENTIONS: tuple[Convention, ...] = (
 )
 
 CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention in _CONVENTIONS}
+
+
+PLAIN_SHAPE = ("megatron", "megatron-recompute", "korthikanti-eq8")
+"""The conventions that are formulas in d alone."""
+
+
+def misfit(convention: Convention, cfg: ModelConfig) -> str:
+    """Why a formula in d alone is not this model's cost; empty where it is."""
+    if convention.name not in PLAIN_SHAPE:
+        return ""
+    other = []
+    if cfg.ffn != "mlp" or cfg.ffn_hidden != 4 * cfg.hidden:
+        other.append(f"feed-forward {cfg.ffn} of {cfg.ffn_hidden}")
+    if cfg.heads * cfg.head_dim != cfg.hidden:
+        other.append(f"h d_k of {cfg.heads * cfg.head_dim}")
+    if cfg.kv_heads != cfg.heads:
+        other.append(f"{cfg.kv_heads} key/value heads")
+    if not other:
+        return ""
+    return f"--convention {convention.name} is a formula for d_ff = 4d and h d_k = d; this model has " + ", ".join(
+        other
+    )
 
 
 def half(flops: Size) -> Size | None:

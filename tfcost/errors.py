@@ -40,16 +40,19 @@ class ConfigError(InputError):
 class UnknownName(InputError):
     """A name that is not in a table; the message lists close matches.
 
-    ``what`` is the kind of thing ("model", "convention"), ``given`` the name, ``known`` the table's names.
+    ``what`` is the kind of thing ("model", "convention"), ``given`` the name, ``known`` the table's names;
+    ``listed_by`` is the command that shows a table too long for a line.
     """
 
-    def __init__(self, what: str, given: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, given: str, known: Iterable[str], listed_by: str = "") -> None:
         from difflib import get_close_matches
 
         names = sorted(known)
         spelled = {name.lower(): name for name in reversed(names)}  # people do not mind the case of a name
         close = [spelled[each] for each in get_close_matches(given.lower(), spelled, n=3, cutoff=0.5)]
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
+        if listed_by and not close:
+            hint = f"{listed_by} lists the {len(names)} known"
         super().__init__(f"unknown {what} '{shown(given, 60)}'; {hint}")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tfcost.analysis import Analysis
 from tfcost.config import ModelConfig
-from tfcost.convention import DOCUMENT, OpConvention
+from tfcost.convention import ATTENTION_KINDS, BADDBMM, DOCUMENT, OpConvention
 from tfcost.graph import Op, Saved, Size, Tensor
 
 WORDS = {
@@ -72,11 +72,9 @@ def _product(sizes: list[Size]) -> Size | None:
 
 def shapes(op: Op) -> str:
     """``[b, N, d] x [d, d] -> [b, N, d]``; the keys of QKᵀ transposed, ``[b, h, N, d/h] x [b, h, d/h, N]``."""
-    per_head = op.kind in ("scores", "weighted_sum", "softmax", "fused_attention") or op.path.endswith(
-        "attention/dropout"
-    )
+    per_head = op.kind in (*ATTENTION_KINDS, "softmax", "fused_attention") or op.path.endswith("attention/dropout")
     operands = [shown_shape(tensor, per_head) for tensor in op.inputs]
-    if op.kind == "scores":
+    if op.kind in ("scores", BADDBMM):
         *leading, keys, width = operands[1]
         operands[1] = [*leading, width, keys]
     sign = {"add": " + ", "multiply": " * "}.get(op.kind, " x ")

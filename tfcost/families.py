@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from tfcost import blocks, ops
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig
 from tfcost.errors import GraphError
-from tfcost.graph import Graph, Size, Tensor, div
+from tfcost.graph import Adapters, Graph, Size, Tensor, div
 from tfcost.heads import head
 from tfcost.implementation import DOCUMENT, Implementation
 
@@ -82,16 +83,47 @@ def stack(
 ) -> Tensor:
     """``layers`` layers, and the final norm where the model has one.
 
-    Where some layers have a sliding window and some have none they are two groups, ``local_layer`` and
-    ``global_layer``: how the groups interleave changes no figure.
+    Where some layers have a sliding window and some have none, they are repeated as ``local_layer`` and
+    ``global_layer``; where some are dense and some have experts, as ``dense_layer`` and ``sparse_layer``.
     """
     bias = position_bias(g, cfg, x.shape[1])
-    groups: tuple[tuple[str, Size, Size | None], ...] = (("layer", layers, cfg.window),)
-    if cfg.window is not None and cfg.local_layers is not None:
-        groups = (("local_layer", cfg.local_layers, cfg.window), ("global_layer", layers - cfg.local_layers, None))
-    for name, times, window in groups:
-        x = g.repeat(name, times, x, layer_of(g, cfg, run, causal, window, memory, bias), cfg.layer_sets)
+    for name, times, window, layer in kinds(cfg, layers):
+        x = g.repeat(name, times, x, layer_of(g, layer, run, causal, window, memory, bias), cfg.layer_sets)
     return blocks.norm(g, "final_norm", x, cfg) if cfg.final_norm else x
+
+
+class Kind(NamedTuple):
+    """Layers of a stack that are alike: their name, how many there are, their window and their config."""
+
+    name: str
+    times: Size
+    window: Size | None
+    cfg: ModelConfig
+
+
+def kinds(cfg: ModelConfig, layers: Size) -> list[Kind]:
+    """The kinds of layers of a stack: with a window or without, dense or with experts."""
+    if cfg.local_layers is None and cfg.dense_layers is None:
+        return [Kind("layer", layers, cfg.window, cfg)]
+    plain = cfg._replace(experts=None)
+    if cfg.local_layers is None:
+        dense = cfg.dense_layers
+        found = [
+            Kind("dense_layer", dense, cfg.window, plain),
+            Kind("sparse_layer", layers - dense, cfg.window, cfg),
+        ]
+    elif cfg.dense_layers is None:
+        local = cfg.local_layers
+        found = [Kind("local_layer", local, cfg.window, cfg), Kind("global_layer", layers - local, None, cfg)]
+    else:
+        local, dense, both = cfg.local_layers, cfg.dense_layers, cfg.local_dense_layers
+        found = [
+            Kind("local_dense_layer", both, cfg.window, plain),
+            Kind("global_dense_layer", dense - both, None, plain),
+            Kind("local_sparse_layer", local - both, cfg.window, cfg),
+            Kind("global_sparse_layer", layers - local - dense + both, None, cfg),
+        ]
+    return [kind for kind in found if kind.times != 0]
 
 
 def layer_of(
@@ -137,7 +169,7 @@ def encoder_decoder(g: Graph, cfg: ModelConfig, run: Run) -> None:
     With one vocabulary the embedding is one table for source, target and (tied) head, as in the paper's section 3.4.
     BART untied (``separate_tables``) has a table per stack and keeps the shared one without a use.
     """
-    shared = cfg.src_vocab is None and not cfg.separate_tables
+    shared = cfg.src_vocab is None and (cfg.tied or not cfg.separate_tables)
     common = token_table(g, cfg, cfg.vocab) if cfg.src_vocab is None else None
     with g.scope("encoder"):
         source = common if shared else token_table(g, cfg, cfg.vocab if cfg.src_vocab is None else cfg.src_vocab)
@@ -173,18 +205,41 @@ def finish(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor | None) -> None:
     head(g, cfg, x, table)
 
 
-FAMILIES: dict[str, Callable[[Graph, ModelConfig, Run], None]] = {
+Family = Callable[[Graph, ModelConfig, Run], None]
+
+FAMILIES: dict[str, Family | tuple[str, str]] = {
     "decoder": single_stack,
     "encoder": single_stack,
     "encoder-decoder": encoder_decoder,
+    "image": ("tfcost.images", "image"),
+    "windows": ("tfcost.images", "windows"),
+    "towers": ("tfcost.towers", "towers"),
+    "text-tower": ("tfcost.towers", "text_tower"),
+    "image-tower": ("tfcost.towers", "image_tower"),
+    "speech": ("tfcost.speech", "speech"),
 }
-"""The function that builds each ``arch``."""
+"""The function that builds each family (a model without one is of its ``arch``), or where it is: module and name."""
 
 
-def build(cfg: ModelConfig, run: Run, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> Graph:
-    """The op graph of one forward pass of a model, with what this implementation keeps."""
-    if cfg.arch not in FAMILIES:
-        raise GraphError(f"no family builds arch {cfg.arch!r}")
-    g = Graph(itemsize, implementation)
-    FAMILIES[cfg.arch](g, cfg, run)
+def family(name: str) -> Family:
+    """The function of a family; its module is imported when a model first needs it."""
+    if name not in FAMILIES:
+        raise GraphError(f"no family builds {name!r}")
+    found = FAMILIES[name]
+    if isinstance(found, tuple):
+        module, function = found
+        found = FAMILIES[name] = getattr(import_module(module), function)
+    return found
+
+
+def build(
+    cfg: ModelConfig,
+    run: Run,
+    itemsize: Size = 2,
+    implementation: Implementation = DOCUMENT,
+    adapters: Adapters | None = None,
+) -> Graph:
+    """The op graph of one forward pass of a model, with what this implementation keeps and what trains."""
+    g = Graph(itemsize, implementation, adapters)
+    family(cfg.family or cfg.arch)(g, cfg, run)
     return g

@@ -2,8 +2,8 @@
 
 An axis size is a Python int or a symbolic expression; nothing here (nor in :mod:`tfcost.ops`, :mod:`tfcost.blocks` and
 :mod:`tfcost.families`) knows which. Built on ints the graph gives exact numbers; built on symbols, closed forms. The
-only operations are ``+``, ``-``, ``*``, powers with a fixed exponent, and the two functions below: :func:`div` and
-:func:`least`.
+only operations are ``+``, ``-``, ``*``, powers with a fixed exponent, and the three functions below: :func:`div`,
+:func:`least` and :func:`round_up`.
 
 A tensor, weights included, is counted once, where it is created. Work is counted in multiply-accumulates and in
 elements touched, never in FLOPs: the factor 2 lives in :mod:`tfcost.convention`.
@@ -45,6 +45,14 @@ def least(a: Size, b: Size) -> Size:
     raise GraphError(f"least() has no rule for {type(a).__name__}")
 
 
+@singledispatch
+def round_up(a: Size, multiple: int) -> Size:
+    """The smallest multiple of ``multiple`` that is not below ``a`` (kernels that pad). Symbolic: as :func:`least`."""
+    if isinstance(a, int):
+        return a + -a % multiple
+    raise GraphError(f"round_up() has no rule for {type(a).__name__}")
+
+
 class Work(NamedTuple):
     """What an op does, before a convention prices it: multiply-accumulates, and elements touched one by one."""
 
@@ -54,13 +62,17 @@ class Work(NamedTuple):
 
 NO_WORK = Work()
 
+ADAPTER = "adapter"
+"""The role of a low-rank adapter's matrices."""
+
 
 class Tensor:
     """A tensor: created once, counted once, by identity.
 
     ``axes`` are the axis letters of its einsum (``b n d``), ``shape`` their sizes, ``itemsize`` bytes per element,
     ``copies`` how many such tensors the whole model has (one per repeated layer), ``grad`` whether backward computes
-    its gradient. ``role`` is empty for an activation; a parameter has ``"weight"``, ``"embedding"`` or ``"head"``.
+    its gradient. ``role`` is empty for an activation; a parameter has ``"weight"``, ``"embedding"``, ``"head"``
+    or ``"adapter"``.
     ``first`` is set on the input of a repeated block: the tensor that is that input in the first repetition.
     """
 
@@ -143,27 +155,44 @@ class Op:
         return f"Op({self.kind} {self.path} x{self.copies})"
 
 
+class Adapters(NamedTuple):
+    """Which weights train where not all do: low-rank adapters of the linear layers named ``targets``; rank 0: none,
+    and what follows the last layer trains.
+    """
+
+    rank: Size = 0
+    targets: tuple[str, ...] = ()
+
+
 class Repeat(NamedTuple):
-    """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``."""
+    """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``.
+
+    ``shares_weights``: fewer sets of weights exist than runs (ALBERT).
+    """
 
     path: str
     times: Size
     start: int
     stop: int
+    shares_weights: bool = False
 
 
 class Graph:
     """Ops in the order in which they run, with the scopes and repetitions that they stand in.
 
     ``itemsize`` is the bytes of an activation or weight element, ``implementation`` what its kernels keep,
-    ``head_start`` where the ops of head and loss begin.
+    ``head_start`` where the ops of head and loss begin, ``adapters`` what trains where not all weights do.
     Paths are unique: a second op of the same path
     raises :class:`GraphError`, since a report could not tell the two apart.
     """
 
-    def __init__(self, itemsize: Size = 2, implementation: Implementation = DOCUMENT) -> None:
+    def __init__(
+        self, itemsize: Size = 2, implementation: Implementation = DOCUMENT, adapters: Adapters | None = None
+    ) -> None:
         self.itemsize = itemsize
         self.implementation = implementation
+        self.adapters = adapters
+        self.adapted: set[str] = set()
         self.ops: list[Op] = []
         self.repeats: list[Repeat] = []
         self.head_start: int | None = None
@@ -183,9 +212,20 @@ class Graph:
         size = self.itemsize if itemsize is None else itemsize
         return Tensor(self._prefix + name, axes, shape, size, self.copies, grad)
 
-    def weight(self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], role: str = "weight") -> Tensor:
-        """A parameter, created here. Inside a repetition that shares its weights it has fewer copies than its op."""
-        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, True, role)
+    def weight(
+        self, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], role: str = "weight", grad: bool = True
+    ) -> Tensor:
+        """A parameter, created here; a frozen one without ``grad``, or where ``adapters`` freeze it.
+
+        Inside a repetition that shares its weights it has fewer copies than its op.
+        """
+        trains = self.adapters is None or role == ADAPTER or (self.adapters.rank == 0 and self.head_start is not None)
+        return Tensor(self._prefix + name, axes, shape, self.itemsize, self.weight_copies, grad and trains, role)
+
+    @property
+    def through_embeddings(self) -> bool:
+        """Whether an embedding's output has a gradient though its table has none: adapters further on need it."""
+        return self.adapters is not None and self.adapters.rank != 0
 
     def add(
         self,
@@ -200,11 +240,12 @@ class Graph:
         causal: Size | None = None,
         recompute: Work = NO_WORK,
     ) -> Tensor:
-        """Append an op and return its output."""
+        """Append an op and return its output. Where that has no gradient, nothing is kept."""
         path = self._prefix + name
         if path in self._paths:
             raise GraphError(f"two ops have the path {path!r}")
         self._paths.add(path)
+        saves = saves if output.grad else ()
         self.ops.append(
             Op(kind, path, inputs, output, forward, backward, weights, saves, self.copies, causal, recompute)
         )
@@ -268,7 +309,7 @@ class Graph:
             if any(kept is left for op in self.ops[start:] for kept in op.saves):
                 # It would be the next repetition's input under a second name, and be counted twice.
                 raise GraphError(f"{self.path('')} keeps its own output")
-            self.repeats.append(Repeat(self._prefix[:-1], times, start, len(self.ops)))
+            self.repeats.append(Repeat(self._prefix[:-1], times, start, len(self.ops), weight_copies is not None))
             return self.tensor("output", left.axes, left.shape, left.itemsize, left.grad)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tfcost import ops
 from tfcost.config import ModelConfig
+from tfcost.errors import InputError
 from tfcost.graph import Graph, Size, Tensor
 
 
@@ -27,8 +28,9 @@ def pooler(g: Graph, cfg: ModelConfig, x: Tensor) -> Tensor:
         first = ops.gather_tokens(g, "first_token", x, 1)
         if not cfg.pooler_dense:
             return first
-        pooled = ops.linear(g, "dense", "b n d, d c -> b n c", first, (d, d))
-        return ops.activation(g, "activation", pooled, "tanh")
+        width = d if cfg.pooler_size is None else cfg.pooler_size
+        pooled = ops.linear(g, "dense", "b n d, d c -> b n c", first, (d, width))
+        return ops.activation(g, "activation", pooled, cfg.pooler_activation)
 
 
 def classifier(g: Graph, cfg: ModelConfig, x: Tensor) -> None:
@@ -37,9 +39,9 @@ def classifier(g: Graph, cfg: ModelConfig, x: Tensor) -> None:
     ``classes`` and a score per token are what the decoder-only ``ForSequenceClassification`` classes compute: they
     choose the last token afterwards.
     """
+    if not cfg.pooler:
+        x = classified(g, cfg, x)
     d = x.shape[-1]
-    if cfg.classifier_tokens == "first" and not cfg.pooler:
-        x = ops.gather_tokens(g, "classifier_token", x, 1)
     if cfg.classifier_dense:
         if cfg.classifier_input_dropout:
             x = ops.dropout(g, "classifier_input_dropout", x, cfg.classifier_dropout)
@@ -47,7 +49,23 @@ def classifier(g: Graph, cfg: ModelConfig, x: Tensor) -> None:
             x = ops.linear(g, "dense", "b n d, d c -> b n c", x, (d, d))
             x = ops.activation(g, "activation", x, cfg.classifier_dense)
     x = ops.dropout(g, "classifier_dropout", x, cfg.classifier_dropout)
-    ops.linear(g, "classifier", "b n d, d c -> b n c", x, (d, cfg.classes), cfg.classifier_bias, "head")
+    for index in range(cfg.classifiers):  # DeiT's class token and its distillation token have one each
+        name = f"classifier_{index + 1}" if index else "classifier"
+        ops.linear(g, name, "b n d, d c -> b n c", x, (d, cfg.classes), cfg.classifier_bias, "head")
+
+
+def classified(g: Graph, cfg: ModelConfig, x: Tensor) -> Tensor:
+    """What a classifier reads: all tokens, the first, the mean of all or of those after the first, or both."""
+    if cfg.classifier_tokens == "all":
+        return x
+    if cfg.classifier_tokens == "mean":
+        return ops.mean_tokens(g, "mean_token", x, x.shape[1])
+    if cfg.classifier_tokens == "mean_after_first":
+        return ops.mean_tokens(g, "mean_token", x, x.shape[1] - 1)
+    first = ops.gather_tokens(g, "classifier_token", x, 1)
+    if cfg.classifier_tokens == "first":
+        return first
+    return ops.join(g, "classifier_input", first, ops.mean_tokens(g, "mean_token", x, x.shape[1] - cfg.prefix_tokens))
 
 
 def language_model(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor) -> Tensor:
@@ -63,12 +81,17 @@ def language_model(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor) -> Tens
             x = ops.linear(g, "dense", "b n d, d c -> b n c", x, (x.shape[-1], inner))
             x = ops.activation(g, "activation", x, cfg.head_activation or cfg.activation)
             x = ops.norm(g, "norm", x, "layernorm")
+    factored = cfg.head_factored and cfg.embedding_projection not in ("none", "unused")
+    if not factored and x.shape[-1] != width:
+        raise InputError(
+            f"--head: the token table is {width} wide and the model {x.shape[-1]}, with no projection back"
+        )
     with g.scope("head"):
         weight = table if cfg.tied else g.weight("weight", ("v", "d"), (vocab, width), "head")
         bias = g.weight("bias", ("v",), (vocab,), "head") if cfg.head_bias else None
         if cfg.head_spare_bias and not cfg.tied:
             ops.unused(g, "spare", (g.weight("spare_bias", ("v",), (vocab,), "head"),))
-        if cfg.head_factored and cfg.embedding_projection not in ("none", "unused"):
+        if factored:
             rest = g.weight("extra_weight", ("v", "d"), (vocab, cfg.hidden - width), "head")
             weight = ops.join_weights(g, "joined", weight, rest)
     logits = ops.contract(g, "head", "b n d, v d -> b n v", x, weight, kind="linear", bias=bias)

@@ -125,8 +125,11 @@ def _check(name: str, key: Key, value: Any) -> None:
         good = number
     elif key.kind == "flag":
         good = isinstance(value, bool)
-    elif key.kind == "list":
-        good = isinstance(value, list)
+    elif key.kind in ("list", "object"):
+        good = isinstance(value, list if key.kind == "list" else dict)
+    elif key.kind == "sides":
+        sides = value if isinstance(value, list) and len(value) == 2 else [value]
+        good = all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in sides)
     else:
         good = isinstance(value, str) and (not key.choices or value in key.choices)
     if not good:
@@ -167,7 +170,12 @@ def read_keys(table: ModelType | Nested, config: Mapping[str, Any], prefix: str 
                 raise ConfigError(
                     f"{prefix}{name} {_short(value)} is not supported for this model type; supported: {shown}"
                 )
-        elif canonical not in table.inert and canonical not in COMMON_INERT and canonical not in table.nested:
+        elif not (
+            canonical in table.inert
+            or canonical in COMMON_INERT
+            or canonical in table.nested
+            or canonical.removesuffix("_dict") in table.parts
+        ):
             ignored.append(prefix + name)
     for name, key in table.keys.items():
         values.setdefault(name, key.default)
@@ -179,6 +187,14 @@ def read_keys(table: ModelType | Nested, config: Mapping[str, Any], prefix: str 
         read = read_keys(inner, value or {}, f"{prefix}{name}.")
         values |= {f"{name}.{key}": each for key, each in read.values.items()}
         stated |= read.stated
+        ignored += read.ignored
+    for name, part in table.parts.items():
+        # An older form of the same key: where it is there it says everything, defaults included (CLIP).
+        name_used = name if config.get(f"{name}_dict") is None else f"{name}_dict"
+        value = config.get(name_used)
+        if value is not None and not isinstance(value, dict):
+            raise ConfigError(f"{prefix}{name_used} must be an object or null, not {_short(value)}")
+        values[name] = read = read_keys(part, value or {}, f"{prefix}{name_used}.")
         ignored += read.ignored
     return Read(values, stated, ignored)
 
@@ -200,12 +216,12 @@ def architecture_of(model_type: str, row: ModelType, config: Mapping[str, Any]) 
 def from_hf(config: Mapping[str, Any]) -> HFConfig:
     """Read a config: its ``model_type`` names the row of :data:`tfcost.model_types.MODEL_TYPES` that understands it."""
     model_type = config.get("model_type")
+    if not isinstance(model_type, (str, type(None))):
+        raise ConfigError(f"model_type must be a string, not {_short(model_type)}")
     if isinstance(nested := config.get("text_config"), dict) and model_type not in MODEL_TYPES:
         return _from_wrapper(config, nested)
     if model_type is None:
         raise ConfigError("the config has no model_type")
-    if not isinstance(model_type, str):
-        raise ConfigError(f"model_type must be a string, not {_short(model_type)}")
     if model_type not in MODEL_TYPES:
         raise UnknownName("model_type", model_type, MODEL_TYPES)
     row = MODEL_TYPES[model_type]
@@ -224,15 +240,29 @@ def from_hf(config: Mapping[str, Any]) -> HFConfig:
 
 def _from_wrapper(config: Mapping[str, Any], nested: Mapping[str, Any]) -> HFConfig:
     """The language model of a multimodal config; the keys of the other parts are reported as left out."""
+    if isinstance(nested.get("text_config"), dict):
+        raise ConfigError("text_config stands inside a text_config: which of the models is meant?")
     inner = dict(nested)
     for inherited in INHERITED:
         if inherited in config:
             inner.setdefault(inherited, config[inherited])
     if config.get("architectures") is not None:
-        inner["architectures"] = config["architectures"]
+        inner["architectures"] = _language_class(config["architectures"], inner.get("model_type"))
     read = from_hf(inner)
     outer = [key for key in config if key not in {*COMMON_INERT, *INHERITED, *WRAPPER_INERT}]
     return read._replace(ignored_keys=[f"text_config.{key}" for key in read.ignored_keys] + outer)
+
+
+def _language_class(architectures: Any, model_type: Any) -> Any:
+    """The class of the language model alone: with logits where the whole model generates text, else bare."""
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    row = MODEL_TYPES[model_type] if isinstance(model_type, str) and model_type in MODEL_TYPES else None
+    if not isinstance(name, str) or row is None or name in {**row.architectures, **row.renamed}:
+        return architectures
+    generates = name.endswith(("ForConditionalGeneration", "ForCausalLM", "LMHeadModel"))
+    if not generates and not name.endswith("Model"):
+        return architectures
+    return [next((known for known, head in row.architectures.items() if head["head"] is generates), name)]
 
 
 def _labels(row: ModelType, config: Mapping[str, Any]) -> int:

@@ -57,6 +57,6 @@ SEMANTICS = ("cuda", "cpu")
 
 def implementation(name: str, semantics: str | None = None) -> Implementation:
     """The implementation of this name, on this device; ``semantics`` is ``cuda`` unless said."""
-    if semantics is not None and name == "document":
+    if semantics == "cpu" and name == "document":
         raise InputError("--semantics applies to --implementation reference: the document's accounting has no device")
     return DOCUMENT if name == "document" else REFERENCE[semantics or "cuda"]

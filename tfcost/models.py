@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 from tfcost.config import ModelConfig, check, complete
 from tfcost.data_files import data_path
-from tfcost.errors import ConfigError, UnknownName, shown
+from tfcost.errors import ConfigError, InputError, UnknownName, shown
 from tfcost.hf import from_hf, read_json
 
 
 class Model(NamedTuple):
-    """A model as it was stated: where it came from, the fields it states, and the keys that were not understood."""
+    """A model as it was stated: where it came from, the fields it states, and the keys that were not understood.
+
+    ``stored_dtype`` is the type of the checkpoint's weights, which changes no figure: ``--dtype`` does.
+    """
 
     name: str
     stated: Mapping[str, Any]
@@ -23,6 +26,7 @@ class Model(NamedTuple):
     source: str = ""
     published_parameters: int | None = None
     from_config: bool = True
+    stored_dtype: str = ""
 
     def config(self, **what_if: Any) -> ModelConfig:
         """The complete config, with other values for some fields: what is stated stays, the rest is derived again."""
@@ -30,11 +34,14 @@ class Model(NamedTuple):
         return complete(overridden(self.stated, what_if))
 
 
+LISTED_BY = "tfcost models"
+
 DOCUMENT_MODEL = Model("", {}, from_config=False)
 """No model: the flags describe the document's."""
 
 IMPLIED: dict[str, tuple[str, ...]] = {
     "layers": ("encoder_layers", "decoder_layers"),
+    "arch": ("encoder_layers", "decoder_layers"),
     "bias": ("attention_bias", "attention_output_bias", "ffn_bias", "norm_bias"),
     "head": ("classes", "next_sentence"),
 }
@@ -74,7 +81,7 @@ def preset(name: str) -> Model:
     path = data_path("models", f"{wanted}.json")
     if not path.is_file():  # most names are a file's own, and need no look into the others
         if wanted not in preset_names():
-            raise UnknownName("model", name, preset_names())
+            raise UnknownName("model", name, preset_names(), LISTED_BY)
         path = preset_files()[preset_names()[wanted]]
     entry = read_json(path)
     origin = {"source": entry["source"], "published_parameters": entry.get("published_parameters")}
@@ -87,7 +94,8 @@ def _from_config(name: str, config: Mapping[str, Any]) -> Model:
     """A model from a config. A key that cannot be printed is escaped, since warnings and reports are lines of text."""
     read = from_hf(config)
     ignored = tuple(key if key.isprintable() else repr(key)[1:-1] for key in read.ignored_keys)
-    return Model(name, read.fields, ignored, source=name)
+    stored = config.get("dtype", config.get("torch_dtype"))
+    return Model(name, read.fields, ignored, source=name, stored_dtype=stored if isinstance(stored, str) else "")
 
 
 def load(path_or_name: str | os.PathLike[str]) -> Model:
@@ -96,7 +104,8 @@ def load(path_or_name: str | os.PathLike[str]) -> Model:
     A name wins over a folder of the same name unless it has a path separator. Raises :class:`UnknownName` or
     :class:`ConfigError`, one line each.
     """
-    text = os.fspath(path_or_name)
+    if not isinstance(path_or_name, (str, os.PathLike)) or isinstance(text := os.fspath(path_or_name), bytes):
+        raise InputError(f"a model is a name, a path or a Model, not {type(path_or_name).__name__}")
     if not text or "\0" in text:
         raise ConfigError("the model's name is empty" if not text else "a path cannot hold a NUL character")
     separators = [sep for sep in (os.sep, os.altsep) if sep]
@@ -107,5 +116,5 @@ def load(path_or_name: str | os.PathLike[str]) -> Model:
             if not os.path.exists(text):
                 if text.endswith(".json"):
                     raise ConfigError(f"{shown(text)}: no such file") from None
-                raise UnknownName("model", text, preset_names()) from None
+                raise UnknownName("model", text, preset_names(), LISTED_BY) from None
     return _from_config(text, read_json(Path(text)))

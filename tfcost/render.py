@@ -1,4 +1,4 @@
-"""Reports for people: Rich tables with share bars, units and closed forms. The only import of rich.
+"""Reports for people: tables with share bars, units and closed forms, in Rich's styles. The only import of rich.
 
 A figure is never cut. Where the terminal is narrow, columns are left out (first the bar, then the share, the count),
 closed forms move below the table, a grid continues in a further table, and at last a table becomes lines.
@@ -12,11 +12,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tfcost.report import FIGURE, Report, assumptions_line, notes
 from tfcost.units import binary_and_decimal, scaled
@@ -33,8 +30,8 @@ GAP = 2
 def width_of_output(to_file: bool = False) -> int:
     """The columns to fill: the terminal's, ``COLUMNS`` where it is set, or :data:`PIPE_WIDTH`."""
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) > 0:
-        return int(columns)
+    if columns.isascii() and columns.isdigit() and int(columns[:9]) > 0:
+        return int(columns[:9])
     if to_file or not _terminal():
         return PIPE_WIDTH
     return shutil.get_terminal_size((80, 24)).columns
@@ -45,20 +42,16 @@ def _terminal() -> bool:
 
 
 class Page:
-    """Text being laid out at one width."""
+    """Text being laid out at one width, in plain lines; on a terminal Rich gives them their styles."""
 
     def __init__(self, width: int, colour: bool = True) -> None:
         self.width = max(width, 20)
-        self._out = io.StringIO()
-        terminal = colour and _terminal() and not os.environ.get("NO_COLOR")
-        self._console = Console(
-            file=self._out, width=self.width, force_terminal=terminal, no_color=not terminal, highlight=False,
-            legacy_windows=False, markup=False, emoji=False,
-        )  # fmt: skip
+        self.colour = colour and _terminal() and not os.environ.get("NO_COLOR")
+        self._lines: list[tuple[str, str | None]] = []
 
-    def write(self, what: str | Table | Text = "", style: str | None = None) -> None:
-        """Add a table, or a line that is as long as it is."""
-        self._console.print(what, style=style, no_wrap=not isinstance(what, Table), overflow="ignore", crop=False)
+    def write(self, line: str = "", style: str | None = None) -> None:
+        """Add a line, as long as it is, without spaces at its end."""
+        self._lines.append((line.rstrip(), style))
 
     def paragraph(self, text: str, style: str | None = None, indent: str = "", further: str | None = None) -> None:
         """Add text wrapped at spaces, the first line indented by ``indent``, the others by ``further``."""
@@ -70,11 +63,23 @@ class Page:
             self.write(line, style)
 
     def text(self) -> str:
-        """All that was written, without spaces at the ends of lines."""
-        lines = [line.rstrip() for line in self._out.getvalue().splitlines()]
-        while lines and not lines[-1]:
-            lines.pop()
-        return "\n".join(lines) + "\n"
+        """All that was written."""
+        lines = self._lines
+        while lines and not lines[-1][0]:
+            lines = lines[:-1]
+        return styled(lines) if self.colour else "".join(f"{line}\n" for line, _ in lines)
+
+
+def styled(lines: Iterable[tuple[str, str | None]]) -> str:
+    """Lines in Rich's styles, for a terminal."""
+    # Imported here, since most of what is printed goes to pipes and files, and it takes a while.
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, highlight=False, legacy_windows=False, markup=False, emoji=False)
+    for line, style in lines:
+        console.print(line, style=style, no_wrap=True, overflow="ignore", crop=False)
+    return out.getvalue()
 
 
 def cell(value: Any) -> str:
@@ -125,7 +130,7 @@ class Column(NamedTuple):
 
     def width(self, cells: Iterable[str]) -> int:
         """The least columns that it needs."""
-        widest = max([len(self.header), *map(len, cells)])
+        widest = max([*map(len, self.header.split("\n")), *map(len, cells)])
         return min(widest, MIN_WRAPPED) if self.wraps else widest
 
 
@@ -154,12 +159,29 @@ def add_table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str
 
 
 def _table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold", show_edge=False)
-    for column in columns:
-        table.add_column(column.header, justify="right" if column.right else "left", no_wrap=not column.wraps)
+    """A table that fits, its column of text wrapped to the width that the others leave; headers stand at the bottom."""
+    headers = [column.header.split("\n") for column in columns]
+    widths = [max(map(len, [*headers[i], *(row[i] for row in rows)])) for i in range(len(columns))]
+    spare = page.width - sum(widths) - GAP * (len(columns) - 1)
+    wrapped = [i for i, column in enumerate(columns) if column.wraps and spare < 0]
+    for i in wrapped[:1]:
+        widths[i] = max(widths[i] + spare, MIN_WRAPPED)
+
+    def add(cells: Sequence[Sequence[str]], style: str | None = None) -> None:
+        for texts in zip_longest(*cells, fillvalue=""):
+            parts = [
+                text.rjust(width) if column.right else text.ljust(width)
+                for text, width, column in zip(texts, widths, columns, strict=True)
+            ]
+            page.write((" " * GAP).join(parts), style)
+
+    tallest = max(map(len, headers))
+    add([[""] * (tallest - len(header)) + header for header in headers], "bold")
     for row in rows:
-        table.add_row(*map(Text, row))
-    page.write(table)
+        add([
+            textwrap.wrap(text, widths[i], break_on_hyphens=False) if i in wrapped else [text]
+            for i, text in enumerate(row)
+        ])  # fmt: skip
 
 
 def _lines(page: Page, rows: Sequence[Sequence[str]]) -> None:
@@ -187,10 +209,15 @@ def table_text(report: Report, width: int, colour: bool = True) -> str:
         _walk(page, report)
     elif report.grid:
         _grid(page, report)
+    elif report.command not in FIGURE:
+        _totals(page, report)
+        page.write()
+        _grid(page, report)
     else:
         _rows(page, report)
         page.write()
         _totals(page, report)
+    _moments(page, report)
     for note in notes(report):
         page.write()
         page.paragraph(note, "yellow" if note.startswith("Remark") else None, further="  ")
@@ -234,6 +261,45 @@ def _totals(page: Page, report: Report) -> None:
     _with_forms(page, columns, rows, "closed form", [form(report.formulas.get(key)) for key in report.totals])
 
 
+def _moments(page: Page, report: Report) -> None:
+    """What is alive at each moment, by category, and a bar of it against the device (or against the peak)."""
+    moments = report.extra.get("moments", ())
+    if not moments:
+        return
+    peak = max(moment["total"] for moment in moments)
+    capacity = report.extra.get("device", {}).get("memory_bytes", peak)
+    merged = [{column: sum(moment.get(key, 0) for key in keys) for column, keys in MOMENT_COLUMNS.items()}
+              for moment in moments]  # fmt: skip
+    keys = [column for column in MOMENT_COLUMNS if any(row[column] for row in merged)]
+    columns = [Column("moment"), *[Column(key, right=True) for key in keys], Column("in all", right=True)]
+    columns.append(Column("", droppable=True))
+    rows = []
+    for moment, row in zip(moments, merged, strict=True):
+        parts = [gib(row[key]) if row[key] else "" for key in keys]
+        rows.append([moment["moment"], *parts, gib(moment["total"]), bar(min(moment["total"], capacity), capacity)])
+    page.write()
+    add_table(page, columns, rows)
+    if device := report.extra.get("device"):
+        fits = "fits in" if peak <= capacity else "does not fit in"
+        page.write()
+        page.paragraph(
+            f"{binary_and_decimal(peak)} at the peak {fits} {device['name']}: {binary_and_decimal(capacity)}"
+        )
+
+
+MOMENT_COLUMNS = {
+    "weights": ("weights", "reference_weights"), "optimizer": ("optimizer", "master_weights"),
+    "gradients": ("gradients",), "activations": ("activations", "temporary"), "logits": ("logits", "logit_gradients"),
+    "cache": ("kv_cache",), "other": ("overhead",),
+}  # fmt: skip
+"""The columns of the table of moments, and the categories that each sums."""
+
+
+def gib(count: int) -> str:
+    """Bytes in short: ``1.53 GiB``."""
+    return binary_and_decimal(count).partition(" (")[0]
+
+
 def _with_forms(page: Page, columns: list[Column], rows: list[list[str]], header: str, forms: Sequence[str]) -> None:
     """A table with the closed forms beside it where they fit whole, else below it."""
     if not any(forms):
@@ -250,6 +316,9 @@ def _with_forms(page: Page, columns: list[Column], rows: list[list[str]], header
 
 def _grid(page: Page, report: Report) -> None:
     """One row per combination; what does not fit beside the rest continues in a table below, with the same keys."""
+    if not report.rows:
+        page.write("none")
+        return
     names = report.columns()
     keys = [name for name in names if name in report.grid]
     cells = {name: [cell(row.get(name)) for row in report.rows] for name in names}
@@ -270,7 +339,7 @@ def _grid(page: Page, report: Report) -> None:
                 chunk = list(keys)
             chunk.append(name)
         _part(page, headers, cells, chunk)
-    if report.formulas:
+    if report.formulas and report.grid:
         page.write()
         add_forms(page, ((key, form(value)) for key, value in report.formulas.items()))
 
@@ -335,6 +404,10 @@ def _closed_forms(page: Page, report: Report) -> None:
         add_table(page, columns, forms)
     else:
         add_forms(page, forms)
+    for part in report.extra.get("ranges", ()):
+        page.write()
+        page.write(f"For {part['where']}:")
+        add_forms(page, ((key, form(value)) for key, value in part["formulas"].items()))
     units = (("flops", "FLOPs forward"), ("parameters", "parameters"), ("bytes", "bytes kept (and weights)"))
     for key, words in units:
         rows = [row for row in report.rows if row[key].expr != 0]

@@ -163,7 +163,9 @@ class Report:
 GRID_LETTERS = {
     "batch": ("b",), "seq_len": ("N", "T"), "src_len": ("S",), "hidden": ("d",), "heads": ("h",), "layers": ("l",),
     "vocab": ("V",), "kv_heads": ("h_kv",), "head_dim": ("d_k",), "ffn_hidden": ("d_ff",), "max_positions": ("N_max",),
-    "encoder_layers": ("l", "l_enc"), "decoder_layers": ("l", "l_dec"), "src_vocab": ("V_src",),
+    "encoder_layers": ("l", "l_enc"), "decoder_layers": ("l", "l_dec"), "src_vocab": ("V_src",), "experts": ("E",),
+    "experts_per_token": ("k",), "expert_hidden": ("d_e",), "shared_expert_hidden": ("d_s",), "query_rank": ("d_q",),
+    "kv_rank": ("d_c",), "rope_dim": ("d_r",), "value_dim": ("d_v",),
 }  # fmt: skip
 """The letters that a listed size takes, which then have no one value."""
 
@@ -193,9 +195,12 @@ def crossover(each: Mapping[str, Any]) -> str:
     return f"the score square equals the rest of a layer at N = {each['length'].written()}{at}"
 
 
+WHOLE = "what is stored per weight, kept for backward, and gradients; leaves out token ids, workspaces, fragmentation"
 COUNTED = {
     "params": "every parameter that the model trains, shared ones once",
-    "memory": "what layers, head and loss keep for backward, and weights; token ids left out",
+    "memory": WHOLE,
+    "kv": "keys and values of every layer that attends to what was generated",
+    "fit": WHOLE,
 }
 
 
@@ -210,16 +215,28 @@ def assumptions_line(report: Report) -> str:
         parts = []
     else:
         parts = [f"counts {given['counts']}", f"leaves out {given['leaves_out']}", f"convention {given['convention']}"]
-    if report.command != "params":
+    if report.command in RUN_SHOWN:
+        parts += [f"{key} {_words(value)}" for key, value in given["running"].items()]
+    if report.command == "kv":
+        parts += [f"dtype {given['dtype']}"]
+    elif report.command != "params":
         shown = ("implementation", "semantics", "attention", "dtype", "causal")
         parts += [f"{key} {given[key]}" for key in shown if given[key]]
         if given["kernel"] == "math" != given["attention"]:
             parts.append("the math kernel runs: this flash kernel has no dropout")
-    if "vocabulary" in given:
-        parts.append(f"vocabulary {given['vocabulary']}")
+    parts += [f"{key} {given[key]}" for key in ("routing", "vocabulary", "window") if key in given]
+    if "stored_dtype" in given and report.command != "params":
+        parts.append(f"the config's dtype {given['stored_dtype']}")
     if given["ignored_keys"]:
         parts.append("ignored keys " + ", ".join(given["ignored_keys"]))
     return "Assumptions: " + "; ".join(parts)
+
+
+RUN_SHOWN = ("memory", "fit", "kv")
+
+
+def _words(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def _cell(value: Any) -> str:

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from tfcost.analysis import Point, point_of
-from tfcost.config import FIELDS, SIZE_FIELDS, flag
-from tfcost.convention import CONVENTIONS, OpConvention
+from tfcost.config import FIELDS, SIZE_FIELDS, ModelConfig, flag
+from tfcost.convention import CONVENTIONS
 from tfcost.errors import InputError
 from tfcost.models import Model, load
 from tfcost.report import Report
@@ -27,8 +27,6 @@ def conventions(point: Point) -> Report:
             # The message ends with the reason; before it stands the flag, which the row already names.
             rows.append(row | dict.fromkeys(COLUMNS) | {"leaves_out": str(error).partition(f"{name} ")[2]})
             continue
-        if isinstance(convention, OpConvention) and not convention.backward:
-            figures |= dict.fromkeys(("backward_flops", "train_flops", "hardware_flops", "train_flops_per_token"))
         rows.append(row | {key: figures[key] for key in COLUMNS} | {"leaves_out": convention.leaves_out})
     base = point.report("flops", "component", False)
     return Report(
@@ -55,7 +53,7 @@ def read_spec(spec: str) -> tuple[Model, dict[str, Any]]:
     for change in changes.split(","):
         field, equals, text = change.partition("=")
         field = field.strip().replace("-", "_")
-        if not equals or field not in (*FIELDS, "layers"):
+        if not equals or field == "model_type" or field not in (*FIELDS, "layers"):
             raise InputError(
                 f"in {spec!r}: {change!r} is not FIELD=VALUE with a field such as layers, hidden, kv_heads"
             )
@@ -66,11 +64,14 @@ def read_spec(spec: str) -> tuple[Model, dict[str, Any]]:
 def _value(field: str, text: str) -> Any:
     from tfcost.units import parse_count, parse_probability
 
-    if field in SIZE_FIELDS:
-        return parse_count(text, flag(field))
+    default = ModelConfig._field_defaults.get(field)
+    if isinstance(default, bool):
+        return {"true": True, "false": False, "yes": True, "no": False}.get(text.lower(), text)
     if field.endswith("dropout"):
         return parse_probability(text, flag(field))
-    return {"true": True, "false": False, "yes": True, "no": False}.get(text.lower(), text)
+    if field in SIZE_FIELDS or default is None or isinstance(default, int):
+        return 0 if text == "0" and isinstance(default, int) else parse_count(text, flag(field))
+    return text
 
 
 def compare(specs: list[str], **given: Any) -> Report:
@@ -78,10 +79,14 @@ def compare(specs: list[str], **given: Any) -> Report:
     if len(specs) < 2:
         raise InputError("compare needs at least two models, for example: tfcost compare gpt2 gpt2-medium")
     names = [spec if specs.index(spec) == index else f"{spec} ({index + 1})" for index, spec in enumerate(specs)]
-    points: dict[str, Point] = {}
-    for name, spec in zip(names, specs, strict=True):
-        model, what_if = read_spec(spec)
-        points[name] = point_of(model, **{**given, **what_if})
+    read = [read_spec(spec) for spec in specs]
+    points = {name: point_of(model, **{**given, **what_if}) for name, (model, what_if) in zip(names, read, strict=True)}
+    if given.get("seq_len") is None:
+        # Each has a default length of its own; figures are compared at one that all of them have.
+        given["seq_len"] = min(point.analysis.run.seq_len for point in points.values())
+        points = {
+            name: point_of(model, **{**given, **what_if}) for name, (model, what_if) in zip(names, read, strict=True)
+        }
     first, *others = names
     reports = {name: point.report(None, "component", False) for name, point in points.items()}
     rows: list[dict[str, Any]] = []
@@ -97,11 +102,17 @@ def compare(specs: list[str], **given: Any) -> Report:
         rows.append({"what": key} | values | ratios)
     warnings = [f"{name}: {warning}" for name, point in points.items() for warning in point.warnings]
     base = reports[first]
+    shared = {
+        key: value
+        for key, value in base.inputs.items()
+        if all(each.inputs.get(key) == value for each in reports.values())
+    }
     return Report(
-        "compare", {"models": {name: report.model for name, report in reports.items()}}, {}, base.assumptions, {},
+        "compare", {"models": {name: report.model for name, report in reports.items()}}, shared, base.assumptions, {},
         lambda: rows, None, warnings, ["what"],
     )  # fmt: skip
 
 
 def _ratio(value: Any, base: Any) -> float | None:
-    return value / base if value is not None and base else None
+    numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (value, base))
+    return value / base if numbers and base else None

@@ -12,15 +12,22 @@ from sympy import Expr, Symbol
 
 from tfcost.analysis import ATTENTION, Analysis, Options, options_of
 from tfcost.blocks import Run
-from tfcost.config import ModelConfig, choice
+from tfcost.config import ModelConfig, Stage, choice
 from tfcost.errors import UnknownName
-from tfcost.graph import Size, least
+from tfcost.graph import Size, least, round_up
 from tfcost.models import DOCUMENT_MODEL, Model, load
+from tfcost.policy import as_run
+from tfcost.rows import layer_groups
 
 
 @least.register(Expr)
 def _(a: Expr, b: Size) -> Expr:
     return sympy.Min(a, b)
+
+
+@round_up.register(Expr)
+def _(a: Expr, multiple: int) -> Expr:
+    return multiple * sympy.ceiling(a / multiple)
 
 
 def symbol(name: str) -> Symbol:
@@ -31,24 +38,40 @@ def symbol(name: str) -> Symbol:
 FIELD_SYMBOLS = {
     "hidden": "d", "heads": "h", "kv_heads": "h_kv", "head_dim": "d_k", "ffn_hidden": "d_ff", "vocab": "V",
     "src_vocab": "V_src", "max_positions": "N_max", "encoder_layers": "l_enc", "decoder_layers": "l_dec",
+    "window": "w", "embedding_size": "e", "bottleneck": "t", "layer_sets": "l_w", "local_layers": "l_local",
+    "dense_layers": "l_dense", "experts": "E", "experts_per_token": "k", "expert_hidden": "d_e",
+    "shared_expert_hidden": "d_s", "query_rank": "d_q", "kv_rank": "d_c", "rope_dim": "d_r", "value_dim": "d_v",
+    "channels": "c", "classes": "C", "window_side": "w", "projection_size": "P", "source_positions": "S_max",
+    "pooler_size": "d_p",
 }  # fmt: skip
 """The symbol of each size of a model. Equal depths are both ``l``."""
 
-LETTERS = ("b", "N", "T", "S", "M", "d", "d_k", "d_ff", "h", "h_kv", "V", "V_src", "N_max")
+OPTIONAL = (
+    "vocab", "src_vocab", "max_positions", "window", "embedding_size", "bottleneck", "layer_sets", "experts",
+    "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim", "classes", "window_side",
+    "projection_size", "source_positions", "pooler_size",
+)  # fmt: skip
+"""Sizes that a model may lack: None, or 0."""
+
+LETTERS = (
+    "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "w",
+    "t", "e", "V", "V_src", "N_max", "N_img", "F", "c", "C", "P", "d_p", "S_max",
+)  # fmt: skip
 """The order in which a product's letters are written: bNd, bN²h, bNdV."""
 
 LENGTHS = frozenset("NTSM")
 
 
-def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
+def symbolic_config(cfg: ModelConfig, suffix: str = "") -> tuple[ModelConfig, dict[Symbol, int]]:
     """The same model with symbols for sizes, and the value of each symbol that has one.
 
-    A size that follows from others in the usual way is written by them: d_k = d/h, h_kv = h, d_ff = 4d.
+    A size that follows from others in the usual way is written by them: d_k = d/h, h_kv = h, d_ff = 4d. ``suffix`` is
+    on the letters of another tower: ``d_img``.
     """
     values: dict[Symbol, int] = {}
 
     def name(field: str, letter: str = "") -> Symbol:
-        made = symbol(letter or FIELD_SYMBOLS[field])
+        made = symbol((letter or FIELD_SYMBOLS[field]) + suffix)
         if isinstance(value := getattr(cfg, field), int):
             values[made] = value
         return made
@@ -58,24 +81,81 @@ def symbolic_config(cfg: ModelConfig) -> tuple[ModelConfig, dict[Symbol, int]]:
     changes["kv_heads"] = h if cfg.kv_heads == cfg.heads else name("kv_heads")
     changes["head_dim"] = d / h if cfg.heads * cfg.head_dim == cfg.hidden else name("head_dim")
     changes["ffn_hidden"] = 4 * d if cfg.ffn_hidden == 4 * cfg.hidden else name("ffn_hidden")
-    changes |= {
-        field: name(field) for field in ("vocab", "src_vocab", "max_positions") if getattr(cfg, field) is not None
-    }
+    changes |= {field: name(field) for field in OPTIONAL if getattr(cfg, field) not in (None, 0)}
+    if cfg.experts is not None:
+        same = cfg.expert_hidden == cfg.ffn_hidden
+        changes["expert_hidden"] = changes["ffn_hidden"] if same else name("expert_hidden")
+        changes["experts_per_token"] = name("experts_per_token")
+    if cfg.value_dim is not None:
+        changes["value_dim"] = changes["head_dim"] if cfg.value_dim == cfg.head_dim else name("value_dim")
+    if cfg.patches is not None or cfg.source_positions is not None:
+        changes["channels"] = name("channels")
+    if cfg.stages:
+        changes["stages"] = symbolic_stages(cfg, d, h)
+    if cfg.tower is not None:
+        tower, more = symbolic_config(cfg.tower, "_img")
+        changes["tower"] = tower._replace(projection_size=changes["projection_size"])
+        values |= more
+    if suffix and cfg.patches is not None:
+        # The tokens of another tower are no input of the pass: their number is a size of the model.
+        changes["patches"] = symbol(f"N{suffix}") - cfg.prefix_tokens
+        values[symbol(f"N{suffix}")] = cfg.patches + cfg.prefix_tokens
     stacks = [field for field in ("encoder_layers", "decoder_layers") if field.partition("_")[0] in cfg.arch]
     equal = all(getattr(cfg, field) == getattr(cfg, stacks[0]) for field in stacks)
-    changes |= {field: name(field, "l" if equal else "") for field in stacks}
+    if cfg.window is not None and cfg.local_layers is not None:
+        # Two kinds of layers are two numbers of layers.
+        rest = symbol("l_global")
+        values[rest] = getattr(cfg, stacks[0]) - cfg.local_layers
+        changes |= {"local_layers": name("local_layers"), stacks[0]: name("local_layers") + rest}
+    elif cfg.dense_layers is not None:
+        rest = symbol("l_sparse")
+        values[rest] = getattr(cfg, stacks[0]) - cfg.dense_layers
+        changes |= {"dense_layers": name("dense_layers"), stacks[0]: name("dense_layers") + rest}
+    elif not cfg.stages:
+        changes |= {field: name(field, "l" if equal else "") for field in stacks}
     return cfg._replace(**changes), values
 
 
+def symbolic_stages(cfg: ModelConfig, d: Symbol, h: Symbol) -> tuple[Stage, ...]:
+    """The stages of a Swin in N (patches of the first), d, h and w, where windows cover every grid without padding.
+
+    Where they do not, the tokens are the numbers that they are; so are widths and heads that do not double.
+    """
+    n, first = symbol("N"), cfg.stages[0]
+    whole = all(each.covered == each.tokens == first.tokens / 4**i for i, each in enumerate(cfg.stages))
+    doubled = all(each.heads == first.heads * 2**i for i, each in enumerate(cfg.stages))
+    wide = all(each.ffn_hidden == cfg.ffn_ratio * each.hidden for each in cfg.stages)
+    stages = []
+    for index, stage in enumerate(cfg.stages):
+        tokens, width = n / 4**index, d * 2**index
+        stages.append(
+            Stage(
+                stage.layers,
+                h * 2**index if doubled else stage.heads,
+                width,
+                sympy.nsimplify(cfg.ffn_ratio) * width if wide else stage.ffn_hidden,
+                tokens if whole else stage.tokens,
+                tokens if whole else stage.covered,
+            )
+        )
+    return tuple(stages)
+
+
 def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
-    """The same pass in b and N, or b, T and S where there are two lengths."""
+    """The same pass in b and N, or b, T and S where there are two lengths, and F frames where they are not 2S."""
     batch, length = symbol("b"), symbol("N" if run.src_len is None else "T")
     values = {batch: run.batch, length: run.seq_len}
-    source = None
+    source = frames = None
     if run.src_len is not None:
         source = symbol("S")
         values[source] = run.src_len
-    return run._replace(batch=batch, seq_len=length, src_len=source), values
+    if run.frames is not None:
+        frames = symbol("F")
+        values[frames] = run.frames
+        if source is not None and values[frames] == 2 * values[source]:
+            del values[frames]
+            frames = 2 * source
+    return run._replace(batch=batch, seq_len=length, src_len=source, frames=frames), values
 
 
 class ClosedForms:
@@ -110,7 +190,7 @@ class ClosedForms:
             return [plain(row[f"{figure}_each"]) for row in self.analysis.rows(self.command, self.by)]
         sums = {
             path: plain(sum(item.copies * item.figures[figure] for item in group))
-            for path, _, group in self.analysis.layer_groups(self.analysis.items(self.command))
+            for path, _, group in layer_groups(self.analysis, self.analysis.items(self.command))
         }
         return [sums[path if (path := row["path"]) in sums else path.rpartition("/")[0]] for row in rows]
 
@@ -134,7 +214,7 @@ def plain(value: Size) -> Formula:
     return formula
 
 
-DEPTHS = tuple(symbol(name) for name in ("l", "l_enc", "l_dec"))
+DEPTHS = tuple(map(symbol, "l l_enc l_dec l_local l_global l_dense l_sparse l_w l_img".split()))
 
 
 @cache
@@ -175,11 +255,19 @@ def closed_forms(
     **fields: Any,
 ) -> ClosedForms:
     """The closed forms of a model, or of the document's (``model=None``) with whatever structure ``fields`` state."""
+    options = options_of(dtype, convention, causal, implementation, semantics, fields)
+    for length in ("batch", "seq_len", "src_len"):
+        fields.pop(length, None)  # a closed form holds for every b and N
     cfg, source = symbolic_model(model, fields)
+    cfg = as_run(cfg, options.running)
     kernel = choice("--attention", attention or ("flash" if source.from_config else "eager"), ATTENTION)
-    options = options_of(dtype, convention, causal, implementation, semantics)
     two = cfg.arch == "encoder-decoder" or cfg.cross_attention
-    run = Run(symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, kernel)
+    run = Run(
+        symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, kernel,
+        context=options.running.context,
+    )  # fmt: skip
+    if cfg.source_positions is not None:
+        run = run._replace(frames=2 * symbol("S"))
     return ClosedForms(cfg, run, options, command, by)
 
 
@@ -196,6 +284,33 @@ def closed_form(model: str | os.PathLike[str] | Model | None, quantity: str, **o
     return found[quantity]
 
 
+def ranges(value: Expr) -> dict[str, Expr]:
+    """A closed form with a window's ``min(N, w)``, as one without for each range: N <= w and N > w.
+
+    Empty where there is no window.
+    """
+    windows = value.atoms(sympy.Min)
+    if not windows:
+        return {}
+    within, beyond = {}, {}
+    conditions: tuple[list[str], list[str]] = ([], [])
+    for least_of in sorted(windows, key=str):
+        length = next(each for each in least_of.args if each.is_Symbol and str(each) in LENGTHS)
+        window = next(each for each in least_of.args if each != length)
+        within[least_of], beyond[least_of] = length, window
+        conditions[0].append(f"{length} <= {window}")
+        conditions[1].append(f"{length} > {window}")
+    return {
+        " and ".join(conditions[0]): by_layers(value.xreplace(within)),
+        " and ".join(conditions[1]): by_layers(value.xreplace(beyond)),
+    }
+
+
+def beyond_windows(value: Expr) -> Expr:
+    """A closed form for lengths beyond every window."""
+    return list(ranges(value).values())[-1] if ranges(value) else value
+
+
 class Crossover(NamedTuple):
     """The length at which a layer's quadratic part has grown to its linear part; None where one of them is zero."""
 
@@ -204,16 +319,21 @@ class Crossover(NamedTuple):
 
 
 def crossovers(forms: ClosedForms) -> list[Crossover]:
-    """Where the score square overtakes the rest of a layer: FLOPs at N = 6d, saved bytes at N = 34d/(5h)."""
+    """Where the score square overtakes the rest of a layer: FLOPs at N = 6d, saved bytes at N = 34d/(5h).
+
+    Of a model that has layers with and without a window, a layer without; with windows alone no square grows.
+    """
     analysis = forms.analysis
     n = symbol("N")
     same = {symbol("T"): n, symbol("S"): n}
-    inside = tuple(repeat.path + "/" for repeat in analysis.graph.repeats)
+    paths = [repeat.path for repeat in analysis.graph.repeats]
+    unlimited = [path for path in paths if path.endswith("global_layer")]
+    inside = tuple(path + "/" for path in unlimited or paths)
     flops = sum(item.figures["flops"] for item in analysis.items("flops") if item.path.startswith(inside))
     kept = sum(item.figures["bytes"] for item in analysis.items("memory") if item.path.startswith(inside))
     found = []
     for what, total in (("forward FLOPs", flops), ("bytes kept for backward", kept)):
-        expression = sympy.expand(sympy.sympify(total)).subs(same)
+        expression = sympy.expand(beyond_windows(sympy.sympify(total)).subs(same))
         square, linear = expression.coeff(n, 2), expression.coeff(n, 1)
         found.append(Crossover(what, None if square == 0 or linear == 0 else sympy.cancel(linear / square)))
     return found

@@ -41,6 +41,26 @@ def parse_counts(text: str, name: str) -> list[int]:
     return [parse_count(part, name) for part in text.split(",")]
 
 
+SIZES = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+"""Suffixes of sizes, always two letters or more, so that GB and GiB are never one for the other."""
+
+_SIZE = re.compile(r"([0-9]+)(?:\.([0-9]+))?([A-Za-z]+)", re.ASCII)
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """``80GB``, ``79.5GiB``, or a bare number of bytes, as bytes (a fraction of a byte is dropped)."""
+    if text.isdigit() and len(text) <= 30:
+        return int(text)
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[3] not in SIZES or len(text) > 40:
+        raise InputError(
+            f"{name} must be bytes, or a size such as 80GB or 80GiB ({', '.join(SIZES)}), not {text[:40]!r}"
+        )
+    digits = match[2] or ""
+    value: int = int(match[1] + digits) * SIZES[match[3]] // 10 ** len(digits)
+    return value
+
+
 def parse_probability(text: str, name: str) -> float:
     """A probability from 0 to below 1."""
     try:

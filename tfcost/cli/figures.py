@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from math import prod
 from typing import Any
@@ -9,9 +10,21 @@ from typing import Any
 import typer
 
 from tfcost.analysis import analyze, point_of
-from tfcost.cli.options import ALL_CONVENTIONS, COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
+from tfcost.cli.options import (
+    ADAPT,
+    ALL_CONVENTIONS,
+    COUNTING,
+    MODEL_FLAGS,
+    OUTPUT,
+    PASS,
+    ROWS,
+    RUNNING,
+    STORAGE,
+    Flag,
+    command_app,
+)  # fmt: skip
 from tfcost.cli.output import emit, format_of
-from tfcost.config import ModelConfig
+from tfcost.config import from_dict
 from tfcost.errors import InputError
 from tfcost.models import load
 from tfcost.report import Report
@@ -23,9 +36,16 @@ MAX_POINTS = 10_000
 
 
 def reports(command: str, model: str | None, values: dict[str, Any], flags: tuple[Flag, ...]) -> Report:
+    """The report of one of these commands."""
+    return every_point(command, model, values, flags, lambda source, **given: analyze(source, **given, command=command))
+
+
+def every_point(
+    command: str, model: str | None, values: dict[str, Any], flags: tuple[Flag, ...], report_of: Callable[..., Report]
+) -> Report:
     """The report of one point, or of the grid that listed sizes span."""
     keywords = {key: value for key, value in values.items() if key not in (*OUTPUT_KEYS, "conventions")}
-    keywords.setdefault("formula", format_of(values) == "table")
+    keywords.setdefault("formula", format_of(values) not in ("json", "csv"))
     source = None if model is None else load(model)
     sizes = [flag.keyword for flag in flags if flag.kind == "counts" and flag.keyword in keywords]
     listed = [key for key in sizes if len(keywords[key]) > 1]
@@ -33,10 +53,10 @@ def reports(command: str, model: str | None, values: dict[str, Any], flags: tupl
         raise InputError(f"the lists span {count:,} combinations; at most {MAX_POINTS:,} are allowed")
     points = [dict(zip(sizes, point, strict=True)) for point in product(*(keywords[key] for key in sizes))]
     if not listed:
-        return analyze(source, **{**keywords, **points[0]}, command=command)
+        return report_of(source, **{**keywords, **points[0]})
     if keywords.get("by", "total") != "total":
         raise InputError("--by needs one point: a list of sizes gives one row per combination")
-    every = [analyze(source, **{**keywords, **point}, command=command) for point in points]
+    every = [report_of(source, **{**keywords, **point}) for point in points]
     rows = [{key: point[key] for key in listed} | report.totals for point, report in zip(points, every, strict=True)]
     warnings = list(dict.fromkeys(warning for report in every for warning in report.warnings))
     config, inputs = [
@@ -49,7 +69,7 @@ def reports(command: str, model: str | None, values: dict[str, Any], flags: tupl
 
 def _all(values: list[Any]) -> Any:
     """The one value that all points share, or the list of the different ones."""
-    different = list(dict.fromkeys(values))
+    different = [value for index, value in enumerate(values) if value not in values[:index]]
     return different[0] if len(different) == 1 else different
 
 
@@ -63,7 +83,7 @@ def _closed_forms(every: list[Report], listed: list[str]) -> Any:
     from tfcost.symbols import FIELD_SYMBOLS, symbol, symbolic_config
 
     configs = [{key: value for key, value in report.model.items() if key != "name"} for report in every]
-    structures = [symbolic_config(ModelConfig(**config))[0] for config in configs]
+    structures = [symbolic_config(from_dict(config))[0] for config in configs]
     differ = [field for field in FIELD_SYMBOLS if len({getattr(each, field) for each in structures}) > 1]
     for report, structure in zip(every, structures, strict=True):
         if all(getattr(structure, field) == symbol(FIELD_SYMBOLS[field]) for field in differ):
@@ -71,12 +91,13 @@ def _closed_forms(every: list[Report], listed: list[str]) -> Any:
     return None
 
 
-FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *ROWS, *OUTPUT)
+FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *ADAPT, *ROWS, *OUTPUT)
+MEMORY_FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *RUNNING, *ROWS, *OUTPUT)
 
 HELP = {
     "flops": "FLOPs of a forward pass, a backward pass and a training step, by component.",
     "params": "Parameters by component: total, embeddings, head, and what is left.",
-    "memory": "Bytes at the end of a forward pass: activations kept for backward, logits, weights.",
+    "memory": "Bytes on one device: weights, gradients, optimizer, activations, logits, and the moment of the peak.",
 }
 
 
@@ -84,7 +105,7 @@ def every_convention(model: str | None, values: dict[str, Any]) -> Report:
     """One point's FLOPs by each named convention."""
     from tfcost.side_by_side import conventions
 
-    for key in ("convention", "by", "formula"):
+    for key in ("convention", "by", "formula", "causal"):
         if key in values:
             raise InputError(f"--conventions shows them all; --{key} does not go with it")
     keywords = {key: value for key, value in values.items() if key not in (*OUTPUT_KEYS, "conventions")}
@@ -99,9 +120,14 @@ def every_convention(model: str | None, values: dict[str, Any]) -> Report:
 def app(name: str) -> typer.Typer:
     """The app of one of the commands."""
 
-    def action(model: str | None, values: dict[str, Any]) -> None:
-        side_by_side = values.get("conventions")
-        emit(every_convention(model, values) if side_by_side else reports(name, model, values, FLAGS), values)
+    flags = MEMORY_FLAGS if name == "memory" else FLAGS
 
-    flags = (*FLAGS, ALL_CONVENTIONS) if name == "flops" else FLAGS
+    def action(model: str | None, values: dict[str, Any]) -> int:
+        side_by_side = values.get("conventions")
+        report = every_convention(model, values) if side_by_side else reports(name, model, values, flags)
+        emit(report, values)
+        return 1 if report.totals.get("fits") is False else 0
+
+    if name == "flops":
+        return command_app(name, HELP[name], (*flags, ALL_CONVENTIONS), action)
     return command_app(name, HELP[name], flags, action)

@@ -7,13 +7,14 @@ from typing import Any
 import typer
 
 from tfcost.analysis import assumptions_of, point_of
-from tfcost.cli.options import COUNTING, OUTPUT, PASS, ROWS, STORAGE, STRUCTURE, Flag, command_app
+from tfcost.cli.options import COUNTING, MODEL_FLAGS, OUTPUT, PASS, ROWS, STORAGE, Flag, command_app
 from tfcost.cli.output import emit
+from tfcost.config import as_dict
 from tfcost.errors import InputError
 from tfcost.models import load
 from tfcost.report import Report
 
-FLAGS = (*PASS, *STRUCTURE, *COUNTING, *STORAGE, *[flag for flag in ROWS if flag.keyword == "by"], *OUTPUT)
+FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *[flag for flag in ROWS if flag.keyword == "by"], *OUTPUT)
 
 QUANTITIES = {"flops": "flops", "params": "parameters", "memory": "bytes"}
 
@@ -61,9 +62,20 @@ def formula(model: str | None, values: dict[str, Any]) -> Report:
     assumptions = assumptions_of(forms.analysis)
     name = None if source is None else source.name
     return Report(
-        "formula", {"name": name} | {key: _plain(value) for key, value in forms.analysis.cfg._asdict().items()}, {},
-        assumptions, {}, lambda: table, lambda: forms, (), (), {"crossovers": crossing},
+        "formula", {"name": name} | {key: _plain(value) for key, value in as_dict(forms.analysis.cfg).items()}, {},
+        assumptions, {}, lambda: table, lambda: forms, (), (), {"crossovers": crossing, "ranges": by_range(forms)},
     )  # fmt: skip
+
+
+def by_range(forms: Any) -> list[dict[str, Any]]:
+    """The totals that a window bounds, per range of lengths (:func:`tfcost.symbols.ranges`)."""
+    from tfcost.symbols import plain, ranges
+
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in forms.totals().items():
+        for where, expression in ranges(value).items():
+            found.setdefault(where, {})[key] = plain(expression)
+    return [{"where": where, "formulas": formulas} for where, formulas in found.items()]
 
 
 def _number(length: Any, values: dict[Any, Any]) -> int | float | None:

@@ -9,10 +9,13 @@ from tfcost.errors import InputError, TfcostError, UnknownName
 COMMANDS = {
     "flops": ("tfcost.cli.figures", "FLOPs: forward, backward, a training step, with formulas"),
     "params": ("tfcost.cli.figures", "parameters: total, embeddings, head, the rest"),
-    "memory": ("tfcost.cli.figures", "memory: activations kept for backward, logits, weights"),
+    "memory": ("tfcost.cli.figures", "memory on one device: weights, optimizer, activations, the peak"),
+    "kv": ("tfcost.cli.running", "the KV cache: bytes per token, per sequence, tokens that fit"),
+    "fit": ("tfcost.cli.running", "the largest batch, length, depth, width or LoRA rank that fits a device"),
     "formula": ("tfcost.cli.formulas", "closed forms, and where attention overtakes the rest"),
     "compare": ("tfcost.cli.listing", "models side by side, absolute and relative"),
     "models": ("tfcost.cli.listing", "the presets, by name, family and size"),
+    "devices": ("tfcost.cli.running", "the devices, by name, with their memory"),
     "validate": ("tfcost.cli.validate", "every figure held against PyTorch on this machine"),
     "trace": ("tfcost.cli.trace", "closed forms derived from a running PyTorch program"),
     "explain": ("tfcost.cli.formulas", "a walk through one layer, step by step"),
@@ -49,7 +52,7 @@ def _dispatch(arguments: list[str]) -> int:
         write(overview(), None)
         return 0
     name, *rest = arguments
-    if name == "--version":
+    if name == "--version" or rest[:1] == ["--version"]:
         from tfcost import __version__
 
         write(f"tfcost {__version__}", None)

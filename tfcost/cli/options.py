@@ -9,15 +9,16 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from tfcost.config import CHOICES
+from tfcost.config import ATTENTION_KINDS, CHOICES
 from tfcost.errors import InputError
-from tfcost.units import parse_counts, parse_probability
+from tfcost.policy import KV_ITEMSIZE, QUANTIZED, RECIPES
+from tfcost.units import parse_bytes, parse_counts, parse_probability
 
 
 class Flag(NamedTuple):
     """A flag: the keyword it becomes, its spellings, its kind, its help and the values it takes (where they are named).
 
-    Kinds: ``counts`` (one size, or a list of them), ``probability``, ``choice``, ``switch``, ``file``, ``text``.
+    Kinds: ``counts`` (one size, or a list), ``bytes``, ``probability``, ``choice``, ``switch``, ``file``, ``text``.
     """
 
     keyword: str
@@ -36,7 +37,9 @@ class Flag(NamedTuple):
         """What stands for its value in help: the names it takes, ``N``, ``P``, ``NAME``; empty for a switch."""
         if self.kind == "switch":
             return ""
-        return "|".join(self.choices) or {"counts": "N", "probability": "P", "file": "FILE"}.get(self.kind, "NAME")
+        return "|".join(self.choices) or {"counts": "N", "probability": "P", "bytes": "BYTES", "file": "FILE"}.get(
+            self.kind, "NAME"
+        )
 
     @property
     def usage(self) -> str:
@@ -50,13 +53,15 @@ def _counts(keyword: str, *names: str, help: str) -> Flag:
 
 
 def _choice(keyword: str, help: str, choices: tuple[str, ...] | None = None) -> Flag:
-    return Flag(keyword, (f"--{keyword}",), "choice", help, CHOICES[keyword] if choices is None else choices)
+    names = (f"--{keyword.replace('_', '-')}",)
+    return Flag(keyword, names, "choice", help, CHOICES[keyword] if choices is None else choices)
 
 
 PASS = (
     _counts("batch", "-b", "--batch", help="sequences (b) [default: 1]"),
     _counts("seq_len", "-N", "--seq-len", help="tokens per sequence (N) [default: 2048, or the model's own maximum]"),
     _counts("src_len", "--src-len", help="source tokens of an encoder-decoder (S) [default: N]"),
+    _counts("frames", "--frames", help="frames of sound (F) [default: two for each position of the encoder]"),
     _choice(
         "attention", "kernel: what is computed and kept [default: eager; with MODEL: flash]", ("eager", "flash", "math")
     ),
@@ -92,6 +97,33 @@ STRUCTURE = (
         "dropout of attention weights [default: as dropout]",
     ),
 )
+VARIANTS = (
+    _counts("image_size", "--image-size", help="side of an image, in pixels; without MODEL: a model of images"),
+    _counts("patch_size", "--patch-size", help="side of a patch, in pixels"),
+    _counts("channels", "--channels", help="channels of an image (c) [default: 3]"),
+    _counts("classes", "--classes", help="classes that a head tells apart (C) [default: no such head]"),
+    _counts("window", "--window", help="keys that a query sees at most (w) [default: all]"),
+    _counts("local_layers", "--local-layers", help="layers that have the window [default: all]"),
+    Flag("attention_sinks", ("--attention-sinks/--no-attention-sinks",), "switch", "a sink per head [default: no]"),
+    _choice("attention_kind", "how queries meet keys [default: softmax]", ATTENTION_KINDS),
+    _counts("query_rank", "--query-rank", help="latent: width of compressed queries (d_q) [default: not compressed]"),
+    _counts("kv_rank", "--kv-rank", help="latent: width of the compressed keys and values (d_c)"),
+    _counts("rope_dim", "--rope-dim", help="latent: part of d_k that turns with the position (d_r)"),
+    _counts("value_dim", "--value-dim", help="latent: width of a value (d_v) [default: d_k]"),
+    Flag("absorbed", ("--absorbed/--expanded",), "switch", "latent: keys stay compressed [default: expanded]"),
+    _counts("experts", "--experts", help="experts in place of a feed-forward (E) [default: none]"),
+    _counts("experts_per_token", "--experts-per-token", "--top-k", help="experts that a token uses (k) [default: 1]"),
+    _counts("expert_hidden", "--expert-hidden", help="width of an expert (d_e) [default: d_ff]"),
+    _counts("shared_expert_hidden", "--shared-expert-hidden", help="width of what all use (d_s) [default: none]"),
+    _counts("dense_layers", "--dense-layers", help="layers without experts [default: none]"),
+    Flag(
+        "capacity_factor",
+        ("--capacity-factor",),
+        "text",
+        "slots of the experts per routed token, filled or not [default: one for each, wherever it goes]",
+    ),
+)
+MODEL_FLAGS = (*STRUCTURE, *VARIANTS)
 COUNTING = (
     Flag(
         "causal", ("--causal",), "choice", "price the full score square or half of it [default: full]", ("full", "half")
@@ -110,6 +142,35 @@ STORAGE = (
     ),
     Flag("semantics", ("--semantics",), "choice", "device of the reference's kernels [default: cuda]", ("cuda", "cpu")),
 )
+RUN = (
+    Flag("mode", ("--mode",), "choice", "which pass [default: train]", ("train", "prefill", "decode")),
+    _counts("context", "--context", help="tokens already cached (with --mode decode)"),
+    Flag("recipe", ("--recipe",), "text", "what is stored per weight: " + ", ".join(RECIPES) + " [default: zero-16]"),
+    Flag("optimizer", ("--optimizer",), "text", "the same as --recipe"),
+    Flag("reference_model", ("--reference-model",), "switch", "a frozen second model (DPO)"),
+    Flag("logit_copies", ("--logit-copies",), "counts", "fp32 copies of the logits alive at once, gradients included"),
+)
+ADAPT = (
+    Flag("recompute", ("--recompute",), "text", "none, selective, full or every-K (layers) [default: none]"),
+    Flag("loss", ("--loss",), "text", "eager, fused or chunked=K [default: eager]"),
+    _counts("lora_rank", "--lora-rank", help="low-rank adapters of this rank; all else is frozen"),
+    Flag(
+        "lora_targets",
+        ("--lora-targets",),
+        "text",
+        "query,key,value,output,gate,up,down, or all [default: query,value]",
+    ),
+    Flag("frozen", ("--frozen",), "switch", "embeddings and layers do not train, the head does"),
+    Flag("quantize", ("--quantize",), "choice", "the layers' frozen matrices", tuple(QUANTIZED)),
+)
+KV_DTYPE = Flag(
+    "kv_dtype", ("--kv-dtype",), "choice", "elements of the KV cache [default: --dtype]", tuple(KV_ITEMSIZE)
+)
+DEVICE = (
+    Flag("device", ("--device",), "text", "a device of tfcost devices (h100, a100-80gb), or a size (24GB, 24GiB)"),
+    Flag("overhead", ("--overhead",), "bytes", "bytes taken by what is not the model's (1GB) [default: 0]"),
+)
+RUNNING = (*RUN, *ADAPT, KV_DTYPE, *DEVICE)
 ROWS = (
     Flag("by", ("--by",), "choice", "how deep the rows go [default: component]", ("total", "component", "op", "layer")),
     Flag("formula", ("--formula/--no-formula",), "switch", "closed forms [default: yes in tables, no in JSON and CSV]"),
@@ -130,8 +191,10 @@ OUTPUT = (
 GROUPS = {
     "The pass": PASS,
     "The model; with MODEL, a what-if": STRUCTURE,
+    "Variants of attention and feed-forward": VARIANTS,
     "How FLOPs are counted": (*COUNTING, ALL_CONVENTIONS),
     "What is kept": STORAGE,
+    "How it is run": RUNNING,
     "Rows": ROWS,
     "Output": OUTPUT,
 }
@@ -150,6 +213,8 @@ def parse(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"{flag.label} needs a value, not the option {value}")
         if flag.kind == "counts":
             value = parse_counts(value, flag.label)
+        elif flag.kind == "bytes":
+            value = parse_bytes(value, flag.label)
         elif flag.kind == "probability":
             value = parse_probability(value, flag.label)
         elif flag.kind == "choice" and value not in flag.choices:

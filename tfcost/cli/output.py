@@ -78,7 +78,7 @@ def write(text: str, output: str | None, as_json: bool = False) -> None:
             Path(output).write_bytes(data)  # a device or a pipe cannot be replaced by a file
             return
         _replace(Path(os.path.realpath(output)), data)
-    except OutputError:
+    except (OutputError, BrokenPipeError):
         raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -115,7 +115,7 @@ def _replace(path: Path, data: bytes) -> None:
         mask = os.umask(0)
         os.umask(mask)
         mode = 0o666 & ~mask
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".part")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tfcost.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

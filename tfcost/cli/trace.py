@@ -46,7 +46,7 @@ def trace(model: str | None, values: dict[str, Any]) -> int:
     try:
         import torch
     except ImportError:
-        raise MissingExtra("trace needs torch: pip install 'tfcost[torch]'") from None
+        raise MissingExtra("trace needs torch: pip install '.[torch]' in tfcost's folder") from None
     from tfcost.tracing.report import trace as run
     from tfcost.tracing.table import table_text
 

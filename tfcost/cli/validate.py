@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 from typing import Any
 
 import typer
@@ -31,7 +32,7 @@ def validate(model: str | None, values: dict[str, Any]) -> int:
     try:
         import torch
     except ImportError:
-        raise MissingExtra("validate needs torch: pip install 'tfcost[torch]'") from None
+        raise MissingExtra("validate needs torch: pip install '.[torch]' in tfcost's folder") from None
     given = {key: value for key, value in values.items() if key not in OWN}
     if values.get("torch_device") == "cuda":
         if model is not None or given:
@@ -49,6 +50,8 @@ def validate(model: str | None, values: dict[str, Any]) -> int:
     notes: dict[str, Any] = {}
     if model is None and not given:
         cases = run.standard_cases(bool(values.get("quick")))
+    elif values.get("quick"):
+        raise InputError("--quick is the beginning of the standard grid; it takes neither a MODEL nor sizes")
     else:
         cases, notes = chosen_cases(model, given)
     report = run.validate(cases, notes, progress=True)
@@ -73,6 +76,25 @@ def against_program(model: str | None, values: dict[str, Any], given: dict[str, 
     return 1 if report.totals["different"] else 0
 
 
+MAX_CASES = 2_000
+MAX_BYTES = 8 * 2**30
+"""What a case may need here, by tfcost's own count of weights, gradients and kept tensors."""
+
+MAX_LAYERS = 200
+
+
+def runnable(case: Any) -> None:
+    """Raise :class:`InputError` for a case that would not fit on a person's machine, or not end."""
+    from tfcost.validate.compare import predict
+
+    memory = predict(case).memory
+    needed = 2 * memory["weight_bytes"] + memory["activation_bytes"] + memory["logits_bytes"]
+    if needed > MAX_BYTES:
+        raise InputError(f"validate runs the model: this one needs {needed:,} bytes, more than {MAX_BYTES:,}")
+    if case.cfg.encoder_layers + case.cfg.decoder_layers > MAX_LAYERS:
+        raise InputError(f"validate runs the model: at most {MAX_LAYERS} layers, all of which are alike")
+
+
 def chosen_cases(model: str | None, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The cases of a model scaled down to run here, or of the sizes that were given (each combination of lists)."""
     from tfcost.validate.compare import Case, nearest, scaled_down
@@ -82,6 +104,8 @@ def chosen_cases(model: str | None, given: dict[str, Any]) -> tuple[list[Any], d
     lists = {key: value for key, value in given.items() if isinstance(value, list)}
     cases: list[Any] = []
     notes: dict[str, Any] = {}
+    if (count := prod(len(value) for value in lists.values())) > MAX_CASES:
+        raise InputError(f"the lists span {count:,} combinations; validate runs at most {MAX_CASES:,}")
     for point in product(*lists.values()):
         keywords = given | dict(zip(lists, point, strict=True))
         if source is None:
@@ -92,7 +116,10 @@ def chosen_cases(model: str | None, given: dict[str, Any]) -> tuple[list[Any], d
         if source is not None:
             plain, run = scaled_down(plain, run)
             notes = {"scaled_down": True, "left_out": left_out}
-        cases.append(Case(plain, run, dtype, fvcore=dtype == "fp32" and run.attention == "eager"))
+        case = Case(plain, run, dtype, fvcore=dtype == "fp32" and run.attention == "eager")
+        runnable(case)
+        if case not in cases:  # scaled down, several may be one
+            cases.append(case)
     return cases, notes
 
 

@@ -163,4 +163,4 @@ MBART = BART._replace(
     labels=2,
 )
 
-ENCODER_DECODER_TYPES: dict[str, ModelType] = {"t5": T5, "mt5": MT5, "bart": BART, "mbart": MBART}
+TYPES: dict[str, ModelType] = {"t5": T5, "mt5": MT5, "bart": BART, "mbart": MBART}

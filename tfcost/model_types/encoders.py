@@ -20,6 +20,9 @@ PRE_TRAINING = {**MASKED_LM, "pooler": True, "next_sentence": 2}
 POOLED_CLASSES = {**POOLED, "classes": LABELS}
 FIRST_TOKEN: Mapping[str, Any] = {"head": False, "classes": LABELS, "classifier_tokens": "first"}
 
+MAX_FEED_FORWARDS = 1000
+"""They are built one by one; MobileBERT has 4."""
+
 LEGACY_POOLER = names(
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type"
 )
@@ -79,6 +82,8 @@ def _mobilebert(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
         raise ConfigError(
             f"true_hidden_size {true_hidden} contradicts use_bottleneck, hidden_size and intra_bottleneck_size"
         )
+    if values["num_feedforward_networks"] > MAX_FEED_FORWARDS:
+        raise ConfigError(f"num_feedforward_networks must be at most {MAX_FEED_FORWARDS}")
     if values["embedding_size"] > hidden:
         raise ConfigError(f"embedding_size {values['embedding_size']} is larger than hidden_size {hidden}")
     stated |= {
@@ -262,7 +267,7 @@ MOBILEBERT = ModelType(
     finish=_mobilebert,
 )
 
-ENCODER_TYPES: dict[str, ModelType] = {
+TYPES: dict[str, ModelType] = {
     "bert": BERT, "roberta": roberta("Roberta", 50265), "xlm-roberta": roberta("XLMRoberta", 30522),
     "camembert": roberta("Camembert", 30522), "distilbert": DISTILBERT, "electra": ELECTRA, "albert": ALBERT,
     "mobilebert": MOBILEBERT,

@@ -9,7 +9,9 @@ from tfcost.errors import ConfigError
 from tfcost.model_types.spec import (
     LM_HEAD,
     NO_HEAD,
+    PRE_NORM,
     ROPE,
+    ROTARY,
     SCORE,
     SUMMARY,
     Key,
@@ -24,9 +26,7 @@ from tfcost.model_types.spec import (
 )  # fmt: skip
 from tfcost.model_types.windows import gpt_neo_pattern, shortest
 
-PRE_NORM: Mapping[str, Any] = {"arch": "decoder", "pre_norm": True, "final_norm": True}
 LEARNED = {**PRE_NORM, "positions": "learned"}
-ROTARY = {**PRE_NORM, "positions": "rotary"}
 ALIBI = {**PRE_NORM, "positions": "alibi"}
 
 GPT2_NAMES = {
@@ -87,7 +87,9 @@ def _falcon(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     if not new:
         # num_kv_heads counts only in the new architecture.
         if not values["multi_query"] and values["num_kv_heads"] not in (None, values["num_attention_heads"]):
-            raise ConfigError(f"num_kv_heads {values['num_kv_heads']} needs multi_query or new_decoder_architecture true")
+            raise ConfigError(
+                f"num_kv_heads {values['num_kv_heads']} needs multi_query or new_decoder_architecture true"
+            )
         stated["kv_heads"] = 1 if values["multi_query"] else None
     hidden = values["hidden_dropout"]
     stated |= {
@@ -127,7 +129,10 @@ GPT2 = ModelType(
     fixed={**LEARNED, "bias": True},
     aliases=GPT2_NAMES,
     inert=SUMMARY
-    | names("layer_norm_epsilon n_ctx reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights"),
+    | names(
+        """layer_norm_epsilon n_ctx n_special predict_special_tokens reorder_and_upcast_attn
+        scale_attn_by_inverse_layer_idx scale_attn_weights"""
+    ),
     finish=_cross_attention,
 )
 
@@ -140,8 +145,9 @@ GPT_BIGCODE = GPT2._replace(
     architectures=decoder_heads("GPTBigCode"),
     inert=GPT2.inert
     | names(
-        """attention_head_type attention_softmax_in_fp32 inference_runner max_batch_size
-        max_sequence_length num_key_value_heads pad_key_length pre_allocate_kv_cache scale_attention_softmax_in_fp32 validate_runner_input"""
+        """attention_head_type attention_softmax_in_fp32 inference_runner max_batch_size max_sequence_length
+        num_key_value_heads pad_key_length pre_allocate_kv_cache scale_attention_softmax_in_fp32
+        validate_runner_input"""
     ),
     finish=_gpt_bigcode,
 )
@@ -232,7 +238,7 @@ BLOOM = ModelType(
         "tie_word_embeddings": flag("tied", True),
     },
     architectures=decoder_heads("Bloom"),
-    fixed={**ALIBI, "bias": True, "embedding_norm": True},
+    fixed={**ALIBI, "bias": True, "embedding_norm": True, "scores_with_bias": True},
     aliases={"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     inert=names(
         """apply_residual_connection_post_layernorm attention_softmax_in_fp32 bias_dropout_fusion layer_norm_epsilon
@@ -317,8 +323,14 @@ MPT = ModelType(
     nested={
         "attn_config": Nested(
             keys={"attn_pdrop": probability("attention_dropout", 0.0)},
-            inert=names("alibi_bias_max attn_impl attn_uses_sequence_id clip_qkv prefix_lm softmax_scale"),
-            must_be={"attn_type": ("multihead_attention",), "qk_ln": (False,), "alibi": (True,)},
+            inert=names(
+                """alibi_bias_max attn_impl attn_uses_sequence_id clip_qkv prefix_lm rope_dail_config rope_hf_config
+                rope_impl rope_theta softmax_scale"""
+            ),
+            must_be={
+                "attn_type": ("multihead_attention",), "qk_ln": (False,), "alibi": (True,), "rope": (False,),
+                "sliding_window_size": (-1,),
+            },
         )
     },
     architectures=decoder_heads("Mpt"),
@@ -337,7 +349,7 @@ MPT = ModelType(
     renamed={"MPTForCausalLM": "MptForCausalLM", "MPTModel": "MptModel"},
 )  # fmt: skip
 
-GPT_TYPES: dict[str, ModelType] = {
+TYPES: dict[str, ModelType] = {
     "gpt2": GPT2, "gpt_bigcode": GPT_BIGCODE, "gpt_neo": GPT_NEO, "gptj": GPTJ, "gpt_neox": GPT_NEOX, "bloom": BLOOM,
     "opt": OPT, "falcon": FALCON, "RefinedWebModel": FALCON, "RefinedWeb": REFINED_WEB, "mpt": MPT,
 }  # fmt: skip

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfcost.errors import ConfigError
-from tfcost.model_types.gpt import ROTARY
 from tfcost.model_types.spec import (
     NO_HEAD,
     ROPE,
+    ROTARY,
     SCORE,
     Key,
     ModelType,
@@ -20,7 +20,7 @@ from tfcost.model_types.spec import (
     probability,
     size,
 )  # fmt: skip
-from tfcost.model_types.windows import state_layer_types, state_window_from
+from tfcost.model_types.windows import MAX_LAYERS, state_layer_types, state_window_from
 
 LLAMA_LIKE: Mapping[str, Any] = {**ROTARY, "norm": "rmsnorm", "ffn": "glu", "bias": False, "dropout": 0.0}
 
@@ -50,6 +50,8 @@ def _gemma2(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
 def _gemma3(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     _llama(values, stated)
     period = values["sliding_window_pattern"]
+    if period > MAX_LAYERS:
+        raise ConfigError(f"sliding_window_pattern {period} is longer than any stack of layers")
     state_layer_types(values, stated, "L" * (period - 1) + "G")
     stated["logit_softcap"] = values["final_logit_softcapping"] is not None
     if values["use_bidirectional_attention"]:
@@ -89,7 +91,7 @@ LLAMA = ModelType(
     },
     architectures=decoder_heads("Llama"),
     fixed=LLAMA_LIKE,
-    inert=ROPE | names("max_sequence_length pretraining_tp rms_norm_eps"),
+    inert=ROPE | names("is_llama_config max_sequence_length pretraining_tp rms_norm_eps"),
     finish=_llama,
     renamed={"LLaMAForCausalLM": "LlamaForCausalLM"},
 )
@@ -237,11 +239,11 @@ PHI3 = ModelType(
     architectures=decoder_heads("Phi3"),
     fixed={**ROTARY, "norm": "rmsnorm", "ffn": "glu", "bias": False},
     # The class has embd_pdrop and does not apply it.
-    inert=ROPE | names("embd_pdrop rms_norm_eps"),
-    must_be={"attention_bias": (False,), "mlp_bias": (False,)},
+    inert=ROPE | names("embd_pdrop full_attn_mod interpolate_factor rms_norm_eps"),
+    must_be={"attention_bias": (False,), "mlp_bias": (False,), "lm_head_bias": (False,)},
 )
 
-LLAMA_TYPES: dict[str, ModelType] = {
+TYPES: dict[str, ModelType] = {
     "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "gemma": GEMMA, "gemma2": GEMMA2,
     "gemma3_text": GEMMA3, "phi": PHI, "phi3": PHI3,
 }  # fmt: skip

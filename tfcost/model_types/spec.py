@@ -36,7 +36,8 @@ class Key(NamedTuple):
         kinds = {
             "size": "a positive integer" if self.least == 1 else f"an integer of at least {self.least}",
             "probability": "a number from 0 to below 1", "flag": "true or false", "number": "a number",
-            "list": "an array", "name": f"one of {', '.join(self.choices)}" if self.choices else "a string",
+            "list": "an array", "object": "an object", "sides": "a positive integer or an array of two",
+            "name": f"one of {', '.join(self.choices)}" if self.choices else "a string",
         }  # fmt: skip
         return kinds[self.kind] + (" or null" if self.nullable else "")
 
@@ -76,12 +77,14 @@ class Nested(NamedTuple):
     must_be: Mapping[str, tuple[Any, ...]] = NOTHING
     aliases: Mapping[str, str] = NOTHING
     nested: Mapping[str, Nested] = NOTHING
+    parts: Mapping[str, ModelType] = NOTHING
 
 
 class ModelType(NamedTuple):
     """A row of the table; see the module's docstring.
 
-    ``nested`` are objects inside the config, whose values are named ``outer.inner``; ``labels`` is the class's own
+    ``nested`` are objects inside the config, whose values are named ``outer.inner``; ``parts`` are configs of other
+    models inside it, whose values are what was read of each; ``labels`` is the class's own
     default of ``num_labels``; ``renamed`` has class names of older or original code, each with today's.
     """
 
@@ -95,6 +98,7 @@ class ModelType(NamedTuple):
     nested: Mapping[str, Nested] = NOTHING
     labels: int = 2
     renamed: Mapping[str, str] = NOTHING
+    parts: Mapping[str, ModelType] = NOTHING
 
 
 def names(text: str) -> frozenset[str]:
@@ -107,11 +111,11 @@ COMMON_INERT = names(
     _flash_attn_2_enabled _name_or_path name_or_path _num_labels architectures assistant_confidence_threshold
     assistant_lookbehind auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
     chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff eta_cutoff
+    encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id eos_token_ids epsilon_cutoff eta_cutoff
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
     id2label initializer_range is_encoder_decoder label2id length_penalty max_length min_length model_type name
     no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams num_labels
-    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id prefix
+    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id padding prefix
     problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
     suppress_tokens target_lookbehind task_specific_params temperature tf_legacy_loss tie_last_hidden_states
     tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
@@ -144,6 +148,10 @@ def decoder_heads(prefix: str) -> dict[str, Mapping[str, Any]]:
         f"{prefix}ForCausalLM": LM_HEAD, f"{prefix}Model": NO_HEAD, f"{prefix}ForSequenceClassification": SCORE,
     }  # fmt: skip
 
+
+PRE_NORM: Mapping[str, Any] = {"arch": "decoder", "pre_norm": True, "final_norm": True}
+ROTARY: Mapping[str, Any] = {**PRE_NORM, "positions": "rotary"}
+"""What most decoders share."""
 
 ROPE = names(
     """rope_theta rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings rope_ratio

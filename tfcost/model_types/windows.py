@@ -13,6 +13,9 @@ LAYER_TYPES = {"full_attention": "G", "sliding_attention": "L", "attention": "G"
 GPT_NEO_TYPES = {"global": "G", "local": "L"}
 """Names in GPT-Neo's ``attention_types``."""
 
+MAX_LAYERS = 100_000
+"""The longest pattern that is written out."""
+
 
 def spelled(key: str, names: Sequence[Any], letters: Mapping[str, str], layers: int) -> str:
     """A list of layer kinds as a pattern; a :class:`ConfigError` unless it names every layer."""
@@ -26,11 +29,14 @@ def spelled(key: str, names: Sequence[Any], letters: Mapping[str, str], layers: 
 
 
 def shortest(pattern: str) -> str:
-    """The shortest pattern that repeats to this one: LGLGLG is LG."""
-    for length in range(1, len(pattern)):
-        if all(letter == pattern[index % length] for index, letter in enumerate(pattern)):
-            return pattern[:length]
-    return pattern
+    """The shortest pattern that repeats to this one: LGLGL is LG. (Knuth, Morris and Pratt's table of borders.)"""
+    border = [0]
+    for letter in pattern[1:]:
+        length = border[-1]
+        while length and pattern[length] != letter:
+            length = border[length - 1]
+        border.append(length + (pattern[length] == letter))
+    return pattern[: len(pattern) - border[-1]]
 
 
 def state_layer_types(values: Mapping[str, Any], stated: dict[str, Any], default: str) -> None:
@@ -75,13 +81,13 @@ def gpt_neo_pattern(values: Mapping[str, Any]) -> str:
     ``attention_layers``, the expanded list that older configs have beside it, wins where both stand, as in the class.
     """
     layers = values["num_layers"]
-    expanded: list[Any] = []
     if values["attention_layers"] is not None:
         return spelled("attention_layers", values["attention_layers"], GPT_NEO_TYPES, layers)
-    types: list[Any] = [[["global", "local"], 12]] if values["attention_types"] is None else values["attention_types"]
+    types: Any = [[["global", "local"], 12]] if values["attention_types"] is None else values["attention_types"]
+    expanded: list[Any] = []
     for item in types:
         kinds, times = item if isinstance(item, list) and len(item) == 2 else (None, None)
-        if not isinstance(kinds, list) or not isinstance(times, int) or not 0 <= times <= layers:
+        if not isinstance(kinds, list) or not isinstance(times, int) or not 0 <= times * len(kinds) <= MAX_LAYERS:
             raise ConfigError(
                 'attention_types must be like [[["global", "local"], 12]]: kinds, and how often they repeat, '
                 f"for {layers} layers"

@@ -18,7 +18,7 @@ SUPPORTED = "2.11 to 2.14"
 try:
     import torch
 except ImportError:
-    raise MissingExtra("trace needs torch: pip install 'tfcost[torch]'") from None
+    raise MissingExtra("trace needs torch: pip install '.[torch]' in tfcost's folder") from None
 
 try:
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode

@@ -69,6 +69,14 @@ class Case(NamedTuple):
         cfg, run = self.cfg, self.run
         lengths = f"b={run.batch} N={run.seq_len}" + (f" S={run.src_len}" if run.src_len is not None else "")
         sizes = f"d={cfg.hidden} h={cfg.heads}" + (f"/{cfg.kv_heads}" if cfg.kv_heads != cfg.heads else "")
+        other = {"V": cfg.vocab, "V_src": cfg.src_vocab, "d_ff": cfg.ffn_hidden, "d_k": cfg.head_dim}
+        sizes += "".join(f" {letter}={size}" for letter, size in other.items() if size is not None)
+        layers = f"{cfg.encoder_layers}+{cfg.decoder_layers}" if cfg.arch == "encoder-decoder" else f"{cfg.layers}"
+        ends = [
+            word
+            for word, there in (("final norm", cfg.final_norm), ("untied", not cfg.tied), ("no head", not cfg.head))
+            if there
+        ]
         drops = [cfg.dropout, cfg.attention_dropout, cfg.ffn_dropout, cfg.embedding_dropout]
         words = [
             cfg.arch,
@@ -81,8 +89,9 @@ class Case(NamedTuple):
             "dropout " + "/".join(f"{p:g}" for p in drops),
             self.dtype,
             run.attention,
+            *ends,
         ]
-        return f"{lengths} {sizes} l={cfg.layers} {', '.join(words)}"
+        return f"{lengths} {sizes} l={layers} {', '.join(words)}"
 
 
 class Check(NamedTuple):
@@ -137,6 +146,11 @@ def nearest(cfg: ModelConfig) -> tuple[ModelConfig, list[str]]:
         if field not in ENDS:
             raise InputError(f"the reference module has no {field} = {getattr(cfg, field)!r}: it cannot be this model")
     return plain, [field for field in other if field != "model_type"]
+
+
+def cpu_kernel(case: Case) -> str:
+    """The attention kernel that a CPU runs in this case."""
+    return kernel(case.run.attention, case.cfg, REFERENCE["cpu"], Options(case.dtype).itemsize)
 
 
 def reference_options(cfg: ModelConfig) -> dict[str, Any]:
@@ -239,7 +253,7 @@ def check(case: Case) -> list[Check]:
 def _flops_checks(case: Case, analysis: Analysis, measured: counters.Flops) -> list[Check]:
     exact = analysis.priced_by(DOCUMENT)
     uncounted, reason, note = 0, "", ""
-    if kernel(case.run.attention, case.cfg.attention_dropout, REFERENCE["cpu"]) == "flash":
+    if cpu_kernel(case) == "flash":
         # FlopCounterMode has formulas for the CUDA kernels only (torch 2.13, utils/flop_counter.py).
         uncounted = exact["attention_flops"]
         reason = f"{-uncounted:+,} attention (backward twice that), which PyTorch does not count here"
@@ -316,7 +330,7 @@ def by_op(case: Case) -> list[OpRow]:
     """Op by op: layers summed, so that ``layer.0.mlp.up`` and ``layer.1.mlp.up`` are ``layer/mlp/up``."""
     analysis = predict(case)
     fused = case.run.attention != "eager"
-    flash = kernel(case.run.attention, case.cfg.attention_dropout, REFERENCE["cpu"]) == "flash"
+    flash = cpu_kernel(case) == "flash"
     torch.manual_seed(0)
     module, inputs = build(case), inputs_of(case)
     with _kernel(case):

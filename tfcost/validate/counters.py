@@ -113,9 +113,11 @@ def fvcore_macs(module: nn.Module, inputs: Inputs) -> Macs:
     by name and number, never counted as zero in silence. Raises :class:`MissingExtra` without fvcore.
     """
     try:
-        from fvcore.nn import FlopCountAnalysis
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it uses torch.jit, which newer PyTorch deprecates
+            from fvcore.nn import FlopCountAnalysis
     except ImportError:
-        raise MissingExtra("fvcore is not installed: pip install 'tfcost[torch]'") from None
+        raise MissingExtra("fvcore is not installed: pip install '.[torch]' in tfcost's folder") from None
     training = module.training
     module.eval()
     try:
@@ -160,7 +162,8 @@ def saved_activations(module: nn.Module, inputs: Inputs) -> list[Kept]:
     Storages, not tensors: a view keeps its whole buffer. Left out: parameters and buffers, which are there anyway, and
     the integer ids of an embedding.
     """
-    owned = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()) if t.numel()}
+    # The storage's own address, not its data's: a fake tensor has no data.
+    owned = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
     kept: dict[int, Kept] = {}
     alive: list[Tensor] = []  # a freed storage's address could come again
 
@@ -168,7 +171,7 @@ def saved_activations(module: nn.Module, inputs: Inputs) -> list[Kept]:
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            key = storage.data_ptr()
+            key = storage._cdata
             if key not in owned and key not in kept and _is_activation(tensor):
                 shape = tuple(int(size) for size in tensor.shape)
                 kept[key] = Kept(stack[-1] if stack else "", shape, tensor.dtype, int(storage.nbytes()))
@@ -182,8 +185,8 @@ def saved_activations(module: nn.Module, inputs: Inputs) -> list[Kept]:
 
 
 def _is_activation(tensor: Tensor) -> bool:
-    """Everything but ids and counters: floating point, and the one-byte masks of dropout."""
-    return tensor.is_floating_point() or tensor.dtype in (torch.bool, torch.uint8)
+    """Everything but the ids of tokens and positions, which are int64 with at least one axis (a seed has none)."""
+    return tensor.dtype != torch.int64 or tensor.dim() == 0
 
 
 class Memory(NamedTuple):

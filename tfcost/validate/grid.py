@@ -17,7 +17,7 @@ def grid(count: int) -> Iterator[Case]:
     The whole is the product of the choices below. A stride that shares no factor with any of them meets every value,
     and every pair of values, early.
     """
-    sizes = ((2, 16, 12, 32, 4, 2), (1, 13, 7, 24, 3, 1), (3, 8, 11, 48, 4, 3))
+    sizes = ((2, 16, 12, 32, 4, 2), (1, 13, 7, 24, 3, 1), (3, 8, 11, 64, 4, 3))
     dropouts = (
         (0.0, 0.0, 0.0, 0.0),
         (0.1, 0.1, 0.0, 0.1),

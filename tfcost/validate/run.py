@@ -37,7 +37,7 @@ def validate(cases: Iterable[Case], assumptions: dict[str, Any], progress: bool 
             sys.stderr.flush()
         checks = check(case)
         different = _different_ops(case) if any(not each.equal for each in checks) else ""
-        rows += [_row(case, each, "" if each.equal else different) for each in checks]
+        rows += [{"number": index} | _row(case, each, "" if each.equal else different) for each in checks]
     if progress and sys.stderr.isatty():
         sys.stderr.write("\r" + " " * 40 + "\r")
     totals = {

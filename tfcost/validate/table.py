@@ -15,14 +15,14 @@ def table_text(report: Report, width: int, colour: bool) -> str:
     page = Page(width, colour)
     page.write("tfcost validate: predicted and measured", "bold")
     page.write()
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in report.rows:
-        cases.setdefault(row["case"], {})[row["quantity"]] = row
-    if len(cases) == 1:
+    if "ops" in report.extra:
         _one(page, report)
     else:
-        for label, figures in cases.items():
-            _case(page, label, figures)
+        cases: dict[int, dict[str, dict[str, Any]]] = {}
+        for row in report.rows:
+            cases.setdefault(row["number"], {})[row["quantity"]] = row
+        for figures in cases.values():
+            _case(page, next(iter(figures.values()))["case"], figures)
     page.write()
     for reason in dict.fromkeys(row["note"] for row in report.rows if row["note"]):
         page.paragraph(f"Note: {reason}", "dim", further="  ")
