@@ -56,25 +56,23 @@ class ModuleError(InputError):
 
 
 class Progress:
-    """A line on stderr for whatever takes longer than two seconds; gone when it is done."""
+    """A line on a terminal's stderr for whatever takes longer than two seconds; gone when it is done."""
 
     def __init__(self, wanted: bool) -> None:
         self.began = time.monotonic()
-        self.wanted = wanted and sys.stderr is not None
+        self.wanted = wanted and sys.stderr is not None and sys.stderr.isatty()
         self.shown = False
 
     def tell(self, text: str) -> None:
         """Say what is being done, once two seconds have passed."""
         if self.wanted and time.monotonic() - self.began > 2:
-            end = "\r" if sys.stderr.isatty() else "\n"
-            if end == "\r" or not self.shown:
-                sys.stderr.write(f"tracing {text[:60]:<60}{end}")
-                sys.stderr.flush()
+            sys.stderr.write(f"tracing {text[:60]:<60}\r")
+            sys.stderr.flush()
             self.shown = True
 
     def done(self) -> None:
         """Take the line away."""
-        if self.shown and sys.stderr.isatty():
+        if self.shown:
             sys.stderr.write(" " * 70 + "\r")
 
 

@@ -42,7 +42,7 @@ def _closing(page: Page, report: Report) -> None:
     where = (
         f"hold for {', '.join(valid)}" if valid else "hold at every size that the program's branches were asked about"
     )
-    page.paragraph(f"Closed forms {method}; {where}. Traced in {report.extra['seconds']:.1f} s.", further="  ")
+    page.paragraph(f"Closed forms {method}; {where}.", further="  ")
     for note in report.extra["notes"]:
         page.paragraph(f"Note: {note}", further="  ")
     if report.extra["unpriced"]:
