@@ -73,7 +73,14 @@ def agree(
     measured = torch_flops(module, inputs)
     assert sum(2 * op.forward.macs for op in g.ops) == measured.forward
     assert sum(2 * op.backward.macs for op in g.ops) == measured.backward
-    sizes = {saved.tensor.path: saved.tensor.bytes for saved in saved_tensors(g)}
+    kept_by(g, module, shape, grad, together)
+
+
+def kept_by(
+    g: Graph, module: nn.Module, shape: tuple[int, ...], grad: bool = True, together: Collection[str] = ()
+) -> None:
+    """A graph and a module keep the same tensors for backward, by their sizes."""
+    sizes = {saved.tensor.path: saved.copies * saved.tensor.bytes for saved in saved_tensors(g)}
     joined = [sizes.pop(path) for path in list(sizes) if path.rpartition("/")[2] in together]
-    found = sorted([*sizes.values(), sum(joined)] if joined else sizes.values())
-    assert found == sorted(kept.bytes for kept in saved_activations(module, inputs))
+    found = sorted(size for size in [*sizes.values(), sum(joined)] if size)
+    assert found == sorted(kept.bytes for kept in saved_activations(module, (torch.randn(shape).requires_grad_(grad),)))

@@ -20,8 +20,9 @@ from tfcost.errors import GraphError, InputError
 from tfcost.graph import Graph, Tensor, Work, div, least, round_up, saved_tensors, weights_of
 
 CORE = (
-    "graph.py", "ops.py", "blocks.py", "families.py", "heads.py", "experts.py", "latent.py", "implementation.py",
-)  # fmt: skip
+    "graph.py", "ops.py", "blocks.py", "families.py", "heads.py", "experts.py", "latent.py", "linear_attention.py",
+    "hashing.py", "images.py", "towers.py", "speech.py", "recurrent.py",
+)  # fmt: skip  # fmt: skip
 PACKAGE = Path(tfcost.__file__).parent
 
 

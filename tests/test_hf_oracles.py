@@ -23,19 +23,26 @@ def model_of(oracle: dict[str, Any]) -> Model:
 
 
 def test_every_family_is_here() -> None:
-    assert len(ORACLES) == 65
+    assert len(ORACLES) == 82
+
+
+def lengths_of(model: Model, n: int) -> dict[str, int]:
+    """The lengths of a point: of text, of source and target, of the text beside sound or images; none for an image."""
+    cfg = model.config()
+    if cfg.patches is not None:
+        return {}
+    two = cfg.arch == "encoder-decoder" and cfg.source_positions is None
+    return {"seq_len": n // 2, "src_len": n} if two else {"seq_len": n}
 
 
 @pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: oracle["model"])
 def test_parameters_and_flops_are_exact(oracle: dict[str, Any]) -> None:
     model = model_of(oracle)
-    two = model.config().arch == "encoder-decoder"
-    for point in oracle["forward_flops"]:
-        n = point["N"]
-        lengths = {"seq_len": n // 2, "src_len": n} if two else {"seq_len": n}
-        totals = tfcost.analyze(model, batch=point["b"], attention="eager", **lengths).totals
+    # Mixtures of experts have no FLOPs here: their counts depend on the data, which the meta device has none of.
+    for point in oracle["forward_flops"] or [{"b": 1, "N": 64, "flops": None}]:
+        totals = tfcost.analyze(model, batch=point["b"], attention="eager", **lengths_of(model, point["N"])).totals
         assert totals["parameters"] == oracle["parameters"]
-        assert totals["forward_flops"] == point["flops"]
+        assert point["flops"] in (None, totals["forward_flops"])
 
 
 @pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: oracle["model"])
@@ -49,8 +56,9 @@ def test_closed_forms_substitute_to_the_numbers(oracle: dict[str, Any]) -> None:
     model = model_of(oracle)
     cfg = model.config()
     for attention in ("eager", "flash"):
-        totals = tfcost.analyze(model, batch=2, seq_len=96, attention=attention).totals
-        report = tfcost.analyze(model, batch=2, seq_len=96, attention=attention, formula=True)
+        given = {"batch": 2, "attention": attention, **lengths_of(model, 96)}
+        totals = tfcost.analyze(model, **given).totals
+        report = tfcost.analyze(model, **given, formula=True)
         forms, values = report.closed.totals(), report.closed.values
         for key in ("parameters", "forward_flops", "train_flops", "activation_bytes", "logits_bytes"):
             assert forms[key].subs(values) == totals[key], (key, cfg.model_type)

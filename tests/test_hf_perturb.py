@@ -146,7 +146,7 @@ def check(config: Config, run: Pass) -> None:
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_random_configs(model_type: str) -> None:
-    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
     @given(configs(model_type), inert_keys(model_type), PASSES)
     def holds(config: Config, inert: Config, run: Pass) -> None:
         check({**inert, **config}, run)

@@ -153,9 +153,9 @@ class WindowLayer(nn.Module):
 def test_a_window_layer_pads_the_grid_to_whole_windows(grid: tuple[int, int], shift: int) -> None:
     rows, columns = grid
     cfg = complete({
-        "family": "windows", "arch": "encoder", "image_size": rows, "image_width": columns, "patch_size": 1, "hidden": 8,
-        "stage_layers": (1,), "stage_heads": (2,), "heads": 2, "layers": 1, "window_side": 3, "positions": "none",
-        "dropout": 0.0,
+        "family": "windows", "arch": "encoder", "image_size": rows, "image_width": columns, "patch_size": 1,
+        "hidden": 8, "stage_layers": (1,), "stage_heads": (2,), "heads": 2, "layers": 1, "window_side": 3,
+        "positions": "none", "dropout": 0.0,
     })  # fmt: skip
     assert cfg.stages[0].covered == -(-rows // 3) * -(-columns // 3) * 9
 

@@ -141,7 +141,7 @@ def test_closed_forms_of_both_ways() -> None:
 
 
 def test_what_latent_attention_needs() -> None:
-    with pytest.raises(InputError, match=r"^latent attention needs --kv-rank, --rope-dim$"):
+    with pytest.raises(InputError, match=r"^--attention-kind latent needs --kv-rank, --rope-dim$"):
         tfcost.analyze(hidden=8, heads=2, layers=1, attention_kind="latent")
     with pytest.raises(InputError, match=r"^--rope-dim 9 is more than --head-dim 4$"):
         tfcost.analyze(hidden=8, heads=2, layers=1, attention_kind="latent", kv_rank=4, rope_dim=9)

@@ -1,4 +1,4 @@
-"""Published figures of images, sound and mixtures: ``data/published_architectures.json`` has them with their sources."""
+"""Published figures of images, sound and mixtures: ``data/published_architectures.json`` has them, with sources."""
 
 from __future__ import annotations
 

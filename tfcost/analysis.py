@@ -242,6 +242,11 @@ class Analysis:
             if op.kind == "fused_attention"
         ])  # fmt: skip
 
+    @property
+    def comparisons(self) -> Size:
+        """Comparisons of a forward pass's sorts (LSH attention), which are no FLOPs."""
+        return sum([op.copies * op.forward.elements for op in self.graph.ops if op.kind == "sort"])
+
     @cached_property
     def memory(self) -> dict[str, Size]:
         """Bytes kept by the layers, by head and loss, and stored for the weights: what has a closed form."""
@@ -370,6 +375,8 @@ class Point(NamedTuple):
         totals = analysis.totals((shown,) if shown else tuple(TOTALS))
         if shown in (None, "flops") and run.attention == "flash":
             totals["flash_recompute_flops"] = analysis.kernel_recompute
+        if shown in (None, "flops") and analysis.comparisons != 0:
+            totals["sort_comparisons"] = analysis.comparisons
         rows_of = shown or "flops"
         return Report(
             command or "analyze", {"name": self.model.name or None} | as_dict(analysis.cfg), inputs, self.assumptions,

@@ -113,6 +113,8 @@ def project_heads(
 ATTENTION_KINDS: dict[str, Heads | str] = {
     "softmax": softmax_heads,
     "latent": "tfcost.latent",
+    "linear": "tfcost.linear_attention",
+    "lsh": "tfcost.hashing",
 }
 """The function that makes the heads of each kind of attention, or the module that has it, as ``heads``."""
 
@@ -317,6 +319,8 @@ def feed_forwards(g: Graph, x: Tensor, cfg: ModelConfig) -> Tensor:
     def feed(name: str, y: Tensor, inner: ModelConfig) -> Tensor:
         return residual(g, name, y, cfg, lambda z: transform(g, name, z, inner))
 
+    if cfg.ffn_count == 0:
+        return x
     for index in range(1, cfg.ffn_count):
         x = feed(f"mlp_{index}", x, cfg._replace(ffn_output_dropout=0.0))
     return feed("mlp", x, cfg)

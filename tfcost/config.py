@@ -32,6 +32,7 @@ INNER_CHOICES: dict[str, tuple[str, ...]] = {
     "attention_kind": ATTENTION_KINDS,
     "router": ("softmax", "chosen", "sigmoid"),
     "embedding_projection": PROJECTIONS,
+    "cell": ("", "rnn", "lstm", "gru"),
     "classifier_tokens": ("all", "first", "mean", "mean_after_first", "first_and_mean"),
 }
 """The same for fields that no flag states."""
@@ -102,6 +103,11 @@ class ModelConfig(NamedTuple):
     rope_dim: Size | None = None
     value_dim: Size | None = None
     absorbed: bool = False
+    # Random features of linear attention. Hashed attention: rounds of hashing, buckets of a round, tokens of a chunk.
+    features: Size | None = None
+    hashes: Size | None = None
+    buckets: Size | None = None
+    chunk_length: Size | None = None
     # The feed-forward, the norms, and how branches and norms are wired.
     ffn_bias: bool = True
     ffn_output_dropout: float = 0.1
@@ -191,6 +197,10 @@ class ModelConfig(NamedTuple):
     pooler_activation: str = "tanh"
     classifiers: int = 1
     pooled_norm: bool = False
+    # Recurrent cells (rnn, lstm, gru) and their biases per gate (PyTorch has two), or the tokens of a convolution.
+    cell: str = ""
+    gate_biases: int = 1
+    kernel: Size = None
     # Two towers: the other one, and the width in which they meet. Sound: positions of the encoder, of two frames each.
     projection_size: Size | None = None
     tower: ModelConfig | None = None
@@ -215,7 +225,8 @@ SIZE_FIELDS = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "layers", "encoder_layers", "decoder_layers", "vocab",
     "src_vocab", "max_positions", "window", "local_layers", "experts", "experts_per_token", "expert_hidden",
     "shared_expert_hidden", "dense_layers", "query_rank", "kv_rank", "rope_dim", "value_dim", "image_size",
-    "image_width", "patch_size", "patch_width", "channels", "window_side", "projection_size",
+    "image_width", "patch_size", "patch_width", "channels", "window_side", "projection_size", "features", "hashes",
+    "buckets", "chunk_length", "kernel",
 )  # fmt: skip
 """Sizes of at least 1, where a model has them, that a person may state."""
 FLAG = {"hidden": "-d/--hidden", "heads": "-h/--heads", "layers": "-l/--layers", "vocab": "-V/--vocab"}
@@ -304,6 +315,8 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
         given["family"] = "image"
         given.setdefault("arch", "encoder")
     arch = given.setdefault("arch", "decoder")
+    if given.get("family") in ("recurrent", "convolutions"):
+        given.setdefault("heads", 1)  # which such a layer has none of
     missing = [field for field in ("hidden", "heads") if field not in given]
     layers = given.pop("layers", None)
     for stack in ("encoder", "decoder"):
@@ -339,7 +352,7 @@ def complete(stated: Mapping[str, Any]) -> ModelConfig:
     for field in follows:
         given.setdefault(field, dropout)
     _complete_experts(given)
-    _complete_latent(given)
+    _complete_kind(given)
     if not LAYER_RULES.isdisjoint(given):
         from tfcost.layer_kinds import complete_kinds
 
@@ -397,13 +410,25 @@ def _complete_experts(given: dict[str, Any]) -> None:
         given["capacity_factor"] = str(given["capacity_factor"])
 
 
-def _complete_latent(given: dict[str, Any]) -> None:
-    """Settle what latent attention leaves open: values as wide as keys, and no more rotary width than a head has."""
-    if given.get("attention_kind") != "latent":
-        return
-    missing = [field for field in ("kv_rank", "rope_dim") if field not in given]
+KIND_FIELDS = {
+    "latent": ("kv_rank", "rope_dim"),
+    "linear": ("features",),
+    "lsh": ("hashes", "buckets", "chunk_length"),
+}
+"""What each kind of attention cannot do without."""
+
+
+def _complete_kind(given: dict[str, Any]) -> None:
+    """Check that a kind of attention has its sizes. Latent: values as wide as keys, rotary width within a head."""
+    kind = given.get("attention_kind")
+    missing = [field for field in KIND_FIELDS.get(kind or "", ()) if field not in given]
     if missing:
-        raise InputError("latent attention needs " + ", ".join(flag(field) for field in missing))
+        raise InputError(f"--attention-kind {kind} needs " + ", ".join(flag(field) for field in missing))
+    for other, fields in KIND_FIELDS.items():
+        if other != kind and (stray := [field for field in fields if field in given]):
+            raise InputError(f"{flag(stray[0])} needs --attention-kind {other}")
+    if kind != "latent":
+        return
     given.setdefault("value_dim", given["head_dim"])
     width, turned = given["head_dim"], given["rope_dim"]
     if isinstance(width, int) and isinstance(turned, int) and turned > width:

@@ -23,6 +23,9 @@ BADDBMM = "baddbmm"
 ATTENTION_KINDS = frozenset({"scores", BADDBMM, "weighted_sum"})
 """The products over the score square: QKᵀ and PV."""
 
+MIXING_KINDS = ATTENTION_KINDS | {"mixing"}
+"""These, and the products that take their place where there is no square."""
+
 GRADIENTS = 2  # both operands of QKᵀ and PV are activations with a gradient, each a product of the same size
 
 
@@ -58,6 +61,8 @@ class Facts(NamedTuple):
         """The layers of the one stack; an :class:`InputError` for a model that has two."""
         if self.cfg.arch == "encoder-decoder":
             raise InputError(f"--convention {convention} is defined for models of one stack, not for encoder-decoders")
+        if self.cfg.family not in ("", "image") or self.cfg.attention_kind in ("linear", "lsh"):
+            raise InputError(f"--convention {convention} is defined for layers that attend to all tokens or a window")
         return self.cfg.layers
 
     def one_dense_stack(self, convention: str) -> Size:
@@ -119,7 +124,8 @@ class OpConvention(NamedTuple):
             macs = half(forward)
         forward += each * op.forward.elements
         backward += each * op.backward.elements
-        return Line(op.path, op.copies, macs, forward, backward if self.backward else 0, 0, attention)
+        mixing = op.kind in MIXING_KINDS
+        return Line(op.path, op.copies, macs, forward, backward if self.backward else 0, 0, mixing)
 
 
 class FormulaConvention(NamedTuple):

@@ -33,6 +33,25 @@ WORDS = {
     "activation": "the non-linearity; its gradient needs its input",
     "product": "gate times branch, element by element; each gradient needs the other factor",
     "down": "and down to the model's width",
+    "logits": "how well each token fits each expert",
+    "choose": "the experts that fit best, and what they are weighted by",
+    "dispatch": "each token's vector, once for each expert that it goes to",
+    "combine": "what the experts make of a token, weighted and summed",
+    "compress_query": "down to a narrow vector, of which all heads' queries are made",
+    "compress_key_value": "down to the narrow vector that a cache holds, of which keys and values are made",
+    "key_turned": "one key for all heads, which turns with the position",
+    "expand_key": "keys out of the narrow vector; absorbed, the product that brings queries to it instead",
+    "expand_value": "values out of the narrow vector; absorbed, the product that follows the weighted sum instead",
+    "key_values": "K'ᵀV: all tokens in one matrix of features by width",
+    "read": "each query reads that matrix: no score of any pair",
+    "normaliser": "the sum of each query's weights, which it is divided by",
+    "prefix_sums": "the same up to each token, for a causal model",
+    "buckets": "which bucket each token falls into, by random directions",
+    "sort": "tokens in the order of their buckets: comparisons, no FLOPs",
+    "split": "the grid as windows, shifted in every other layer, padded to whole ones",
+    "join": "and the windows as a grid again",
+    "state": "the same projection of the state before: one step after another",
+    "cells": "what is forgotten and what is written",
 }
 """What each step does, by the last name of its path."""
 
@@ -153,6 +172,8 @@ def remarks(cfg: ModelConfig, seq_len: int) -> list[str]:
             f"V = {cfg.vocab:,} is no multiple of 64: frameworks often pad it, which adds parameters and FLOPs"
         )
     crossing = 6 * cfg.hidden
+    if cfg.family not in ("", "image") or cfg.attention_kind in ("linear", "lsh"):
+        return found
     if seq_len > crossing and cfg.ffn == "mlp" and cfg.ffn_hidden == 4 * cfg.hidden and cfg.kv_heads == cfg.heads:
         found.append(f"N = {seq_len:,} is beyond 6d = {crossing:,}: the score square costs more than all projections")
     return found

@@ -14,6 +14,9 @@ from tfcost.graph import Adapters, Graph, Size, Tensor, div
 from tfcost.heads import head
 from tfcost.implementation import DOCUMENT, Implementation
 
+Layer = Callable[[Tensor], Tensor]
+"""The body that a stack repeats."""
+
 
 def table_width(cfg: ModelConfig) -> Size:
     """The width E of the token table: the hidden width, unless a projection leads from one to the other."""
@@ -128,8 +131,8 @@ def kinds(cfg: ModelConfig, layers: Size) -> list[Kind]:
 
 def layer_of(
     g: Graph, cfg: ModelConfig, run: Run, causal: bool, window: Size | None, memory: Tensor | None, bias: Tensor | None
-) -> Callable[[Tensor], Tensor]:
-    """The body that a stack repeats."""
+) -> Layer:
+    """The body of a stack of Transformer layers."""
     return lambda y: blocks.layer(
         g, y, cfg, run, causal=causal, window=window, memory=memory, position_bias=bias
     )  # fmt: skip
@@ -217,6 +220,8 @@ FAMILIES: dict[str, Family | tuple[str, str]] = {
     "text-tower": ("tfcost.towers", "text_tower"),
     "image-tower": ("tfcost.towers", "image_tower"),
     "speech": ("tfcost.speech", "speech"),
+    "recurrent": ("tfcost.recurrent", "recurrent"),
+    "convolutions": ("tfcost.recurrent", "convolutions"),
 }
 """The function that builds each family (a model without one is of its ``arch``), or where it is: module and name."""
 

@@ -53,8 +53,19 @@ def round_up(a: Size, multiple: int) -> Size:
     raise GraphError(f"round_up() has no rule for {type(a).__name__}")
 
 
+@singledispatch
+def doublings(n: Size) -> Size:
+    """How often one doubles to reach ``n``: ⌈log₂ n⌉ (a sort's depth). :mod:`tfcost.symbols` has the symbolic case."""
+    if isinstance(n, int):
+        return (n - 1).bit_length()
+    raise GraphError(f"doublings() has no rule for {type(n).__name__}")
+
+
 class Work(NamedTuple):
-    """What an op does, before a convention prices it: multiply-accumulates, and elements touched one by one."""
+    """What an op does, before a convention prices it: multiply-accumulates, and elements touched one by one.
+
+    The elements of a sort (an op of that kind) are its comparisons, a unit of their own, which no convention prices.
+    """
 
     macs: Size = 0
     elements: Size = 0

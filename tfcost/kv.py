@@ -39,6 +39,10 @@ def caches(cfg: ModelConfig, run: Run, dtype: str, expanded: bool = False) -> li
         raise InputError("an encoder generates nothing, so it has no KV cache; kv is for decoders and encoder-decoders")
     if cfg.bidirectional:
         raise InputError("this decoder is bidirectional: earlier keys change with later tokens, so nothing is cached")
+    if cfg.family not in ("", "speech"):
+        raise InputError("this model keeps no keys and values of earlier tokens; kv is for decoders that do")
+    if cfg.attention_kind in ("linear", "lsh"):
+        raise InputError(f"--attention-kind {cfg.attention_kind} keeps sums or buckets rather than keys and values")
     # The kernel does not matter: eager's products read keys and values as they are.
     latent = cfg.attention_kind == "latent"
     if latent:

@@ -39,6 +39,19 @@ LISTED_BY = "tfcost models"
 DOCUMENT_MODEL = Model("", {}, from_config=False)
 """No model: the flags describe the document's."""
 
+RECURRENT: Mapping[str, Any] = {"family": "recurrent", "arch": "decoder", "positions": "none", "dropout": 0.0}
+
+LAYERS: Mapping[str, Mapping[str, Any]] = {
+    "transformer": {"arch": "encoder"},
+    "attention": {"arch": "encoder", "ffn_count": 0},
+    "restricted": {"arch": "encoder", "ffn_count": 0},
+    "rnn": {**RECURRENT, "cell": "rnn"},
+    "lstm": {**RECURRENT, "cell": "lstm"},
+    "gru": {**RECURRENT, "cell": "gru"},
+    "conv": {**RECURRENT, "family": "convolutions", "kernel": 3},
+}
+"""Kinds of layers by name, of whatever width and depth the flags say: ``tfcost compare transformer lstm gru conv``."""
+
 IMPLIED: dict[str, tuple[str, ...]] = {
     "layers": ("encoder_layers", "decoder_layers"),
     "arch": ("encoder_layers", "decoder_layers"),
@@ -110,6 +123,8 @@ def load(path_or_name: str | os.PathLike[str]) -> Model:
         raise ConfigError("the model's name is empty" if not text else "a path cannot hold a NUL character")
     separators = [sep for sep in (os.sep, os.altsep) if sep]
     if not isinstance(path_or_name, os.PathLike) and not any(sep in text for sep in separators):
+        if text.lower() in LAYERS:
+            return Model(text.lower(), LAYERS[text.lower()], from_config=False)
         try:
             return preset(text)
         except (UnknownName, OSError):  # a name can be too long for a file

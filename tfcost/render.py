@@ -94,7 +94,7 @@ def cell(value: Any) -> str:
         return f"{value:,.1f}" if value == 0 or abs(value) >= 10 else f"{value:.4g}"
     if isinstance(value, list):
         return " x ".join(str(each) for each in value)
-    return str(value)
+    return form(value) if hasattr(value, "written") else str(value)
 
 
 def share_of(part: int, whole: int) -> str:

@@ -188,11 +188,19 @@ def notes(report: Report) -> list[str]:
 
 
 def crossover(each: Mapping[str, Any]) -> str:
-    """Where the score square costs as much as the rest of a layer, in words."""
+    """Where the score square costs as much as the rest of a layer, or what replaces it as much as it, in words."""
+    full = each.get("against") == "the full square"
+    if "less_beyond" in each and each["length"] is None:
+        return f"none, {each['less_beyond']} has less at every length"
     if each["length"] is None:
-        return "none, nothing in a layer grows as N²"
+        return "none, the full square is computed all the same" if full else "none, nothing in a layer grows as N²"
     at = "" if each["at"] is None else f" = {each['at']:,.1f}".removesuffix(".0")
-    return f"the score square equals the rest of a layer at N = {each['length'].written()}{at}"
+    where = f"at N = {each['length'].written()}{at}"
+    if "less_beyond" in each:
+        return f"equal {where}, {each['less_below'] or 'neither'} has less below and {each['less_beyond']} beyond"
+    if full:
+        return f"the full square costs as much {where}, and more beyond"
+    return f"the score square equals the rest of a layer {where}"
 
 
 WHOLE = "what is stored per weight, kept for backward, and gradients; leaves out token ids, workspaces, fragmentation"

@@ -9,7 +9,7 @@ from tfcost.analysis import Point, point_of
 from tfcost.config import FIELDS, SIZE_FIELDS, ModelConfig, flag
 from tfcost.convention import CONVENTIONS
 from tfcost.errors import InputError
-from tfcost.models import Model, load
+from tfcost.models import LAYERS, Model, load
 from tfcost.report import Report
 
 
@@ -80,13 +80,22 @@ def compare(specs: list[str], **given: Any) -> Report:
         raise InputError("compare needs at least two models, for example: tfcost compare gpt2 gpt2-medium")
     names = [spec if specs.index(spec) == index else f"{spec} ({index + 1})" for index, spec in enumerate(specs)]
     read = [read_spec(spec) for spec in specs]
+    layers = [model.name in LAYERS for model, _ in read]
+    if any(layers):
+        if not all(layers):
+            raise InputError(f"layers ({', '.join(LAYERS)}) are compared with each other, not with models")
+        from tfcost.layer_table import compare_layers
+
+        return compare_layers([(name, *each) for name, each in zip(names, read, strict=True)], **given)
     points = {name: point_of(model, **{**given, **what_if}) for name, (model, what_if) in zip(names, read, strict=True)}
     if given.get("seq_len") is None:
         # Each has a default length of its own; figures are compared at one that all of them have.
-        given["seq_len"] = min(point.analysis.run.seq_len for point in points.values())
-        points = {
-            name: point_of(model, **{**given, **what_if}) for name, (model, what_if) in zip(names, read, strict=True)
-        }
+        # A model of images has no other length than its own.
+        texts = [name for name, point in points.items() if point.analysis.cfg.patches is None]
+        shortest = min([points[name].analysis.run.seq_len for name in texts], default=None)
+        for name, (model, what_if) in zip(names, read, strict=True):
+            if name in texts:
+                points[name] = point_of(model, **{**given, "seq_len": shortest, **what_if})
     first, *others = names
     reports = {name: point.report(None, "component", False) for name, point in points.items()}
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,8 @@
-"""The only import of sympy: symbols, closed forms, crossovers, and formulas as the documents write them."""
+"""Symbols, closed forms, crossovers, and formulas as the documents write them, in sympy.
+
+Where costs cross (:mod:`tfcost.crossings`), kinds of layers (:mod:`tfcost.layer_table`) and models of stages
+(:mod:`tfcost.stages`) stand beside it; nothing else imports sympy.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ from sympy import Expr, Symbol
 
 from tfcost.analysis import ATTENTION, Analysis, Options, options_of
 from tfcost.blocks import Run
-from tfcost.config import ModelConfig, Stage, choice
+from tfcost.config import ModelConfig, choice
 from tfcost.errors import UnknownName
-from tfcost.graph import Size, least, round_up
+from tfcost.graph import Size, doublings, least, round_up
 from tfcost.models import DOCUMENT_MODEL, Model, load
 from tfcost.policy import as_run
 from tfcost.rows import layer_groups
@@ -30,6 +34,11 @@ def _(a: Expr, multiple: int) -> Expr:
     return multiple * sympy.ceiling(a / multiple)
 
 
+@doublings.register(Expr)
+def _(n: Expr) -> Expr:
+    return sympy.ceiling(sympy.log(n, 2))
+
+
 def symbol(name: str) -> Symbol:
     """A positive integer symbol."""
     return Symbol(name, positive=True, integer=True)
@@ -42,20 +51,20 @@ FIELD_SYMBOLS = {
     "dense_layers": "l_dense", "experts": "E", "experts_per_token": "k", "expert_hidden": "d_e",
     "shared_expert_hidden": "d_s", "query_rank": "d_q", "kv_rank": "d_c", "rope_dim": "d_r", "value_dim": "d_v",
     "channels": "c", "classes": "C", "window_side": "w", "projection_size": "P", "source_positions": "S_max",
-    "pooler_size": "d_p",
+    "pooler_size": "d_p", "features": "m", "hashes": "r", "buckets": "n_b", "chunk_length": "n_c", "kernel": "k",
 }  # fmt: skip
 """The symbol of each size of a model. Equal depths are both ``l``."""
 
 OPTIONAL = (
     "vocab", "src_vocab", "max_positions", "window", "embedding_size", "bottleneck", "layer_sets", "experts",
     "shared_expert_hidden", "query_rank", "kv_rank", "rope_dim", "classes", "window_side",
-    "projection_size", "source_positions", "pooler_size",
+    "projection_size", "source_positions", "pooler_size", "features", "buckets", "chunk_length", "kernel",
 )  # fmt: skip
 """Sizes that a model may lack: None, or 0."""
 
 LETTERS = (
     "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "w",
-    "t", "e", "V", "V_src", "N_max", "N_img", "F", "c", "C", "P", "d_p", "S_max",
+    "t", "e", "V", "V_src", "N_max", "N_img", "F", "r", "m", "n_b", "n_c", "c", "C", "P", "d_p", "S_max",
 )  # fmt: skip
 """The order in which a product's letters are written: bNd, bN²h, bNdV."""
 
@@ -82,6 +91,8 @@ def symbolic_config(cfg: ModelConfig, suffix: str = "") -> tuple[ModelConfig, di
     changes["head_dim"] = d / h if cfg.heads * cfg.head_dim == cfg.hidden else name("head_dim")
     changes["ffn_hidden"] = 4 * d if cfg.ffn_hidden == 4 * cfg.hidden else name("ffn_hidden")
     changes |= {field: name(field) for field in OPTIONAL if getattr(cfg, field) not in (None, 0)}
+    if cfg.hashes not in (None, 1):  # one round needs no weights of its own
+        changes["hashes"] = name("hashes")
     if cfg.experts is not None:
         same = cfg.expert_hidden == cfg.ffn_hidden
         changes["expert_hidden"] = changes["ffn_hidden"] if same else name("expert_hidden")
@@ -91,7 +102,9 @@ def symbolic_config(cfg: ModelConfig, suffix: str = "") -> tuple[ModelConfig, di
     if cfg.patches is not None or cfg.source_positions is not None:
         changes["channels"] = name("channels")
     if cfg.stages:
-        changes["stages"] = symbolic_stages(cfg, d, h)
+        from tfcost.stages import symbolic_stages
+
+        changes["stages"] = symbolic_stages(cfg, d, h, symbol("N"))
     if cfg.tower is not None:
         tower, more = symbolic_config(cfg.tower, "_img")
         changes["tower"] = tower._replace(projection_size=changes["projection_size"])
@@ -114,31 +127,6 @@ def symbolic_config(cfg: ModelConfig, suffix: str = "") -> tuple[ModelConfig, di
     elif not cfg.stages:
         changes |= {field: name(field, "l" if equal else "") for field in stacks}
     return cfg._replace(**changes), values
-
-
-def symbolic_stages(cfg: ModelConfig, d: Symbol, h: Symbol) -> tuple[Stage, ...]:
-    """The stages of a Swin in N (patches of the first), d, h and w, where windows cover every grid without padding.
-
-    Where they do not, the tokens are the numbers that they are; so are widths and heads that do not double.
-    """
-    n, first = symbol("N"), cfg.stages[0]
-    whole = all(each.covered == each.tokens == first.tokens / 4**i for i, each in enumerate(cfg.stages))
-    doubled = all(each.heads == first.heads * 2**i for i, each in enumerate(cfg.stages))
-    wide = all(each.ffn_hidden == cfg.ffn_ratio * each.hidden for each in cfg.stages)
-    stages = []
-    for index, stage in enumerate(cfg.stages):
-        tokens, width = n / 4**index, d * 2**index
-        stages.append(
-            Stage(
-                stage.layers,
-                h * 2**index if doubled else stage.heads,
-                width,
-                sympy.nsimplify(cfg.ffn_ratio) * width if wide else stage.ffn_hidden,
-                tokens if whole else stage.tokens,
-                tokens if whole else stage.covered,
-            )
-        )
-    return tuple(stages)
 
 
 def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
@@ -176,6 +164,8 @@ class ClosedForms:
             **analysis.with_ratios(analysis.flops, analysis.options.convention),
         }
         figures |= {**analysis.memory, "flash_recompute_flops": analysis.kernel_recompute}
+        if analysis.comparisons != 0:
+            figures["sort_comparisons"] = analysis.comparisons
         wanted = figures if keys is None else keys
         return {key: by_layers(figures[key]) for key in wanted if figures.get(key) is not None}
 
@@ -234,10 +224,13 @@ def symbolic_model(model: str | os.PathLike[str] | Model | None, fields: dict[st
     source = DOCUMENT_MODEL if model is None else model if isinstance(model, Model) else load(model)
     if not source.from_config:
         stated = {key for key, value in fields.items() if value is not None}
-        missing: dict[str, Any] = {"hidden": symbol("d"), "heads": symbol("h"), "vocab": symbol("V")}
+        missing: dict[str, Any] = {"hidden": symbol("d"), "heads": symbol("h")}
+        if "image_size" not in stated:
+            missing["vocab"] = symbol("V")
         if not stated & {"layers", "encoder_layers", "decoder_layers"}:
             missing["layers"] = symbol("l")
-        source = source._replace(stated={key: value for key, value in missing.items() if key not in stated})
+        unknown = {key: letter for key, letter in missing.items() if key not in stated}
+        source = source._replace(stated={**unknown, **source.stated})
     return source.config(**fields), source
 
 
@@ -316,19 +309,22 @@ class Crossover(NamedTuple):
 
     what: str
     length: Expr | None
+    against: str = "the rest of a layer"
 
 
 def crossovers(forms: ClosedForms) -> list[Crossover]:
     """Where the score square overtakes the rest of a layer: FLOPs at N = 6d, saved bytes at N = 34d/(5h).
 
-    Of a model that has layers with and without a window, a layer without; with windows alone no square grows.
+    Of a model that has layers with and without a window, a layer without; with windows alone no square grows. Of one
+    that has dense layers and layers with experts, a layer with experts.
     """
     analysis = forms.analysis
     n = symbol("N")
     same = {symbol("T"): n, symbol("S"): n}
     paths = [repeat.path for repeat in analysis.graph.repeats]
-    unlimited = [path for path in paths if path.endswith("global_layer")]
-    inside = tuple(path + "/" for path in unlimited or paths)
+    unlimited = [path for path in paths if "global" in path] or paths
+    sparse = [path for path in unlimited if "sparse" in path] or unlimited
+    inside = tuple(path + "/" for path in sparse)
     flops = sum(item.figures["flops"] for item in analysis.items("flops") if item.path.startswith(inside))
     kept = sum(item.figures["bytes"] for item in analysis.items("memory") if item.path.startswith(inside))
     found = []
@@ -387,7 +383,12 @@ def _name(letter: Expr, style: str) -> str:
 
 
 def _power(base: Expr, power: int, style: str) -> str:
-    if isinstance(base, sympy.Min):
+    if isinstance(base, sympy.ceiling) and base.args[0].has(sympy.log):
+        text = _log(base.args[0], style)
+    elif isinstance(base, sympy.Add):
+        inner = written(base, style)
+        text = f"({inner})" if style == "text" else rf"\left({inner}\right)"
+    elif isinstance(base, sympy.Min):
         inner = ", ".join(written(each, style) for each in sorted(base.args, key=str))
         text = f"min({inner})" if style == "text" else rf"\min({inner})"
     else:
@@ -395,6 +396,15 @@ def _power(base: Expr, power: int, style: str) -> str:
     if power == 1:
         return text
     return text + (str(power).translate(SUPERSCRIPT) if style == "text" else f"^{{{power}}}")
+
+
+def _log(quotient: Expr, style: str) -> str:
+    """⌈log₂ N⌉: a quotient of two logarithms, rounded up."""
+    above, below = [each.args[0] for each in quotient.as_numer_denom()]
+    inner, base = written(above, style), written(below, style)
+    if style == "latex":
+        return rf"\lceil \log_{{{base}}} {inner} \rceil"
+    return f"⌈log{'₂' if base == '2' else f'_{base}'} {inner}⌉"
 
 
 SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")

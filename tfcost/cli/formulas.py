@@ -16,6 +16,9 @@ from tfcost.report import Report
 
 FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *[flag for flag in ROWS if flag.keyword == "by"], *OUTPUT)
 
+LENGTHS = ("batch", "seq_len", "src_len", "frames")
+"""What a closed form holds for any of."""
+
 QUANTITIES = {"flops": "flops", "params": "parameters", "memory": "bytes"}
 
 
@@ -32,10 +35,11 @@ def single(values: dict[str, Any], flags: tuple[Flag, ...]) -> dict[str, Any]:
 
 def formula(model: str | None, values: dict[str, Any]) -> Report:
     """The closed forms: totals, per component or op, and the crossovers."""
+    from tfcost.crossings import against_the_full_square
     from tfcost.symbols import closed_forms, crossovers, plain
 
     keywords = single(values, FLAGS)
-    for length in ("batch", "seq_len", "src_len"):
+    for length in LENGTHS:
         keywords.pop(length, None)  # a closed form holds for every b and N
     source = None if model is None else load(model)
     forms = closed_forms(source, **keywords)
@@ -55,9 +59,10 @@ def formula(model: str | None, values: dict[str, Any]) -> Report:
     table = [{key: value if key == "path" else plain(value) for key, value in row.items()} for row in rows.values()]
     two = " (T = S = N)" if forms.analysis.run.src_len is not None else ""
     crossing = [
-        {"what": each.what + two, "length": None if each.length is None else plain(each.length),
+        {"what": each.what + two, "against": each.against,
+         "length": None if each.length is None else plain(each.length),
          "at": None if each.length is None else _number(each.length, forms.values)}
-        for each in crossovers(forms)
+        for each in (*crossovers(forms), *against_the_full_square(forms))
     ]  # fmt: skip
     assumptions = assumptions_of(forms.analysis)
     name = None if source is None else source.name
@@ -96,17 +101,18 @@ def explain(model: str | None, values: dict[str, Any]) -> Report:
     keywords = single(values, FLAGS)
     keywords.pop("by", None)
     source = None if model is None else load(model)
-    structure = {key: value for key, value in keywords.items() if key not in ("batch", "seq_len", "src_len")}
+    structure = {key: value for key, value in keywords.items() if key not in LENGTHS}
     forms = closed_forms(source, **structure)
     symbolic = steps(forms.analysis)
     rows = [_symbolic(step) for step in symbolic]
     layers = [_symbolic(layer) for layer in sums(forms.analysis, symbolic)]
-    if source is None and not {"hidden", "heads"} <= keywords.keys():
+    described = source is None or not source.from_config
+    if described and not {"hidden", "heads"} <= keywords.keys() and not (source and "hidden" in keywords):
         return Report(
             "explain", {"name": None}, {}, assumptions_of(forms.analysis), {}, lambda: rows, None, (), (),
             {"layers": layers},
         )  # fmt: skip
-    if source is None:
+    if described:
         keywords.setdefault("layers", 1)
     point = point_of(source, **keywords)
     numeric = steps(point.analysis)

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from tfcost.cli.options import COUNTING, OUTPUT, PASS, STORAGE, Argument, Flag, command_app
+from tfcost.cli.options import COUNTING, MODEL_FLAGS, OUTPUT, PASS, STORAGE, Argument, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.errors import InputError, UnknownName
 from tfcost.report import Report
@@ -20,7 +20,8 @@ LIST_FLAGS = (
     *OUTPUT,
 )
 
-COMPARE_FLAGS = (*PASS, *COUNTING, *STORAGE, *OUTPUT)
+LAYER_KEYS = ("hidden", "heads", "ffn_hidden", "window", "kernel")
+COMPARE_FLAGS = (*PASS, *[flag for flag in MODEL_FLAGS if flag.keyword in LAYER_KEYS], *COUNTING, *STORAGE, *OUTPUT)
 
 
 def only(key: str, values: dict[str, Any]) -> Any:
