@@ -89,7 +89,10 @@ def imports_of(path: Path, everywhere: bool = False) -> set[str]:
 
 
 PYTORCH = ("validate/", "tracing/", "cli/validate.py", "cli/trace.py")
-HOMES = {"sympy": ("symbols.py", *PYTORCH), "rich": ("render.py", "validate/", "tracing/"), "typer": ("cli/",), "torch": PYTORCH,
+PYTORCH = ("validate/", "tracing/", "cli/validate.py", "cli/trace.py")
+ALGEBRA = ("symbols.py", "crossings.py", "layer_table.py", "stages.py")
+HOMES = {"sympy": (*ALGEBRA, *PYTORCH), "rich": ("render.py", "validate/", "tracing/"), "typer": ("cli/",),
+         "torch": PYTORCH,
          "transformers": PYTORCH, "matplotlib": PYTORCH, "fvcore": PYTORCH, "numpy": PYTORCH}  # fmt: skip
 """Where each of these may be imported at all, in functions too."""
 

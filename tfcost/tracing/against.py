@@ -7,13 +7,12 @@ item; what is left on each side is listed, with the module and the op that keep 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sympy
 
 from tfcost.analysis import Analysis, Options, point_of
-from tfcost.blocks import Run
 from tfcost.convention import DOCUMENT
 from tfcost.implementation import REFERENCE
 from tfcost.models import load
@@ -26,11 +25,14 @@ from tfcost.tracing.trace import Result, Settings, conditions_in_words, figures,
 QUANTITIES = ("parameters", "forward_flops", "backward_flops")
 
 
-def analytic(spec: str, attention: str, dtype: str, semantics: str) -> Analysis:
-    """The graph of a config at its own sizes, with letters for batch and lengths."""
+def analytic(spec: str, attention: str, dtype: str, semantics: str, letters: Iterable[str]) -> Analysis:
+    """The graph of a config at its own sizes, with the letters that the program has for batch and lengths.
+
+    A length that the config fixes (patches of an image, frames of a sound) stays a number.
+    """
     found = point_of(load(spec), attention=attention, dtype=dtype).analysis
-    two = found.cfg.arch == "encoder-decoder"
-    run = Run(symbol("b"), symbol("T" if two else "N"), symbol("S") if two else None, found.run.attention)
+    lengths = {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}
+    run = found.run._replace(**{lengths[letter]: symbol(letter) for letter in letters})
     return Analysis(found.cfg, run, Options(dtype, DOCUMENT, "full", REFERENCE[semantics]))
 
 
@@ -74,7 +76,7 @@ def compare(
     """The report: one row per quantity, then one per kept tensor that only one side has."""
     source = from_transformers(spec, attention, dtype, {"batch": batch, "seq_len": seq_len, "src_len": src_len})
     result = traced(source, Settings(attention=attention, dtype=dtype, semantics=semantics, progress=progress))
-    graph = analytic(spec, attention, dtype, semantics)
+    graph = analytic(spec, attention, dtype, semantics, source.letters)
     program = figures(result.forms)
     predicted = {"parameters": graph.parameters["parameters"], **graph.priced_by(DOCUMENT)}
     rows = []
