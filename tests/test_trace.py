@@ -230,11 +230,10 @@ def test_equal_layers_run_once_or_every_time(name: str, tmp_path: Path) -> None:
         )
         runs.append((recorded.replays, figures(Traced(recorded, lambda value: value))))
     assert runs[0][0] > 0 == runs[1][0]
-    if name != "gpt2":
-        # Gradients of a tensor that several layers read are summed between them, outside of any one layer; and a layer
-        # may copy a gradient that reaches it in another layout. The bytes that backward moves differ by as much.
-        for figures_here in (runs[0][1], runs[1][1]):
-            del figures_here["backward_read_bytes"], figures_here["backward_written_bytes"]
+    # Gradients of what several layers read (a mask, a rotary table) are summed between layers, in autograd's own order:
+    # what that writes is no one layer's, and is left out of this comparison.
+    for figures_here in (runs[0][1], runs[1][1]):
+        del figures_here["backward_read_bytes"], figures_here["backward_written_bytes"]
     assert runs[0][1] == runs[1][1]
 
 
