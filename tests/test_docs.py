@@ -36,7 +36,7 @@ TEXT = README.read_text(encoding="utf-8") if README.is_file() else ""
 WIDTH = "114"
 """The columns at which the examples are printed."""
 
-PENDING = {"trace"}
+PENDING: set[str] = set()
 """Commands whose section is still to be written; who writes it takes the name out of here."""
 
 

@@ -446,6 +446,15 @@ def test_bytes_of_a_layer_as_our_own_module_keeps_them(fields, expected):
     assert equal(closed_form(None, "activation_bytes_per_layer", implementation="reference", **fields), expected)
 
 
+@pytest.mark.parametrize(("seq_len", "rows"), [(1, 32), (31, 32), (32, 32), (33, 64), (100, 128)])
+def test_efficient_attention_pads_its_log_sum_exp(seq_len, rows):
+    """In fp32 a GPU runs the memory-efficient kernel: rows in steps of 32, and 16 bytes of random state."""
+    form = {"hidden": 16, "heads": 2, "layers": 3, "batch": 2, "seq_len": seq_len}
+    totals = analyze(**form, implementation="reference", attention="flash", dtype="fp32").totals
+    each = 66 * 2 * seq_len * 16 + 4 * 2 * rows * 2 + 16 * 2 * seq_len + 16
+    assert totals["activation_bytes"] == 3 * each
+
+
 def test_an_implementation_changes_neither_flops_nor_parameters():
     for quantity in ("parameters", "train_flops", "attention_flops"):
         assert closed_form(None, quantity, implementation="reference") == closed_form(None, quantity)

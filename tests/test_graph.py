@@ -17,7 +17,7 @@ import tfcost
 import tfcost.symbols  # registers the symbolic case of least()
 from tfcost import ops
 from tfcost.errors import GraphError, InputError
-from tfcost.graph import Graph, Tensor, Work, div, least, saved_tensors, weights_of
+from tfcost.graph import Graph, Tensor, Work, div, least, round_up, saved_tensors, weights_of
 
 CORE = (
     "graph.py", "ops.py", "blocks.py", "families.py", "heads.py", "experts.py", "latent.py", "linear_attention.py",
@@ -294,3 +294,32 @@ def test_a_repetition_says_where_its_ops_stand():
     (repeat,) = g.repeats
     assert (repeat.path, repeat.times) == ("layer", 4)
     assert [op.path for op in g.ops[repeat.start : repeat.stop]] == ["layer/a", "layer/b"]
+
+
+# --- Padding, and weights of a block that is not run ----------------------------------------------------------------
+
+
+@QUICK
+@given(st.integers(1, 10**20), st.integers(1, 64))
+def test_round_up_is_the_first_multiple_that_is_not_below(size, multiple):
+    n = sympy.Symbol("N", positive=True, integer=True)
+    rounded = round_up(size, multiple)
+    assert rounded % multiple == 0
+    assert 0 <= rounded - size < multiple
+    assert round_up(n, multiple).subs(n, size) == rounded
+
+
+def test_round_up_refuses_what_it_has_no_rule_for():
+    with pytest.raises(GraphError, match="str"):
+        round_up("a", 8)
+
+
+def test_the_weights_of_a_block_can_be_had_without_its_ops():
+    """Built, listed and taken back: no op, no path and no saved tensor stays."""
+    g = Graph()
+    x = g.tensor("x", ("b", "d"), (2, 3))
+    _keep(g, "before", x)
+    weights = g.weights_of(lambda: ops.linear(g, "block", "b d, d f -> b f", x, (3, 5)))
+    assert [weight.numel for weight in weights] == [15, 5]
+    assert [op.path for op in g.ops] == ["before"]
+    ops.linear(g, "block", "b d, d f -> b f", x, (3, 5))  # the path is free again

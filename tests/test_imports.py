@@ -88,9 +88,11 @@ def imports_of(path: Path, everywhere: bool = False) -> set[str]:
     return found
 
 
-PYTORCH = ("validate/", "trace/", "cli/validate.py", "cli/trace.py")
+PYTORCH = ("validate/", "tracing/", "cli/validate.py", "cli/trace.py")
+PYTORCH = ("validate/", "tracing/", "cli/validate.py", "cli/trace.py")
 ALGEBRA = ("symbols.py", "crossings.py", "layer_table.py", "stages.py")
-HOMES = {"sympy": (*ALGEBRA, *PYTORCH), "rich": ("render.py", "validate/"), "typer": ("cli/",), "torch": PYTORCH,
+HOMES = {"sympy": (*ALGEBRA, *PYTORCH), "rich": ("render.py", "validate/", "tracing/"), "typer": ("cli/",),
+         "torch": PYTORCH,
          "transformers": PYTORCH, "matplotlib": PYTORCH, "fvcore": PYTORCH, "numpy": PYTORCH}  # fmt: skip
 """Where each of these may be imported at all, in functions too."""
 

@@ -394,3 +394,144 @@ def test_cross_entropy_keeps_the_logits_and_an_fp32_copy(itemsize):
     logits = g.tensor("logits", ("b", "n", "v"), (2, 3, 11))
     ops.cross_entropy(g, "loss", logits)
     assert [tensor.bytes for tensor in g.ops[0].saves] == [66 * itemsize, 66 * 4]
+
+
+# --- Operators that single families need ----------------------------------------------------------------------------
+
+
+@QUICK
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+def test_a_convolutions_macs_are_its_products_one_by_one(batch, tokens, channels, width, taps, stride):
+    """Padded by ``taps`` on both sides, so that every position has all of its taps."""
+    positions, macs = 0, 0
+    for _ in range(batch):
+        for start in range(0, tokens + taps, stride):
+            positions += 1
+            for _ in product(range(start, start + taps), range(channels), range(width)):
+                macs += 1
+    g = Graph()
+    x = g.tensor("x", tuple("bnc"), (batch, tokens, channels))
+    each = positions // batch
+    out = ops.convolution(g, "conv", x, each, taps, width)
+    (op,) = g.ops
+    assert (op.forward.macs, op.backward.macs) == (macs, 2 * macs)
+    assert out.shape == (batch, each, width)
+    assert [weight.numel for weight in op.weights] == [taps * channels * width, width]
+    assert op.saves == (x,)
+
+
+def test_a_convolution_of_an_image_has_one_gradient():
+    g = Graph()
+    pixels = g.tensor("x", tuple("bnc"), (2, 9, 3), grad=False)
+    ops.convolution(g, "patches", pixels, 4, 2, 5, bias=False)
+    assert (g.ops[0].forward.macs, g.ops[0].backward.macs) == (2 * 4 * 2 * 3 * 5, 2 * 4 * 2 * 3 * 5)
+    assert len(g.ops[0].weights) == 1
+
+
+@QUICK
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_experts_multiply_each_slot_by_one_matrix_however_the_slots_spread(chosen, d, f, grad):
+    """``chosen`` is the expert of each slot, of four; every expert has its weights whether it is chosen or not."""
+    macs = 0
+    for _expert in chosen:
+        for _ in product(range(d), range(f)):
+            macs += 1
+    g = Graph()
+    x = g.tensor("x", tuple("sd"), (len(chosen), d), grad=grad)
+    out = ops.expert_linear(g, "up", "s d, d f -> s f", x, 4, (d, f), bias=True)
+    (op,) = g.ops
+    assert (op.forward.macs, op.backward.macs) == (macs, (1 + grad) * macs)
+    assert [weight.numel for weight in op.weights] == [4 * d * f, 4 * f]
+    assert (out.shape, op.saves) == ((len(chosen), f), (x,))
+
+
+def test_experts_of_another_width_are_refused():
+    g = Graph()
+    with pytest.raises(GraphError, match="up"):
+        ops.expert_linear(g, "up", "s d, d f -> s f", g.tensor("x", tuple("sd"), (6, 4)), 2, (5, 7))
+
+
+def test_slots_are_copied_and_combined_by_their_weights():
+    """The product of slots and weights keeps both factors; the choice keeps which, which is not counted."""
+    g = Graph(2)
+    x = _input(g)
+    slots = ops.dispatch(g, "dispatch", x, 12)
+    weights = ops.choose(g, "choose", g.tensor("scores", tuple("bne"), (2, 3, 8)), 2)
+    out = ops.combine(g, "combine", slots, weights, x)
+    assert [op.saves for op in g.ops[:2]] == [(), ()]
+    assert (slots.shape, weights.shape, out.shape) == ((12, 5), (2, 3, 2), x.shape)
+    assert [tensor.bytes for tensor in g.ops[2].saves] == [2 * 12 * 5, 2 * 12]
+    assert g.ops[2].forward == (0, 60)
+
+
+def test_a_sink_is_a_learned_score_whose_weight_is_kept_with_the_row():
+    g = Graph(2)
+    scores = g.tensor("scores", tuple("bhnm"), (2, 3, 5, 7))
+    sinks = g.weight("sinks", ("h",), (3,))
+    ops.softmax(g, "softmax", scores, sinks=sinks)
+    ops.softmax(g, "fused", scores, keep=False, sinks=sinks)
+    assert sum(tensor.bytes for tensor in g.ops[0].saves) == 2 * 2 * 3 * 5 * (7 + 1)
+    assert g.ops[0].forward == (0, 2 * 3 * 5 * (7 + 1))
+    assert g.ops[1].saves == ()
+    assert all(op.weights == (sinks,) for op in g.ops)
+
+
+def test_a_squash_keeps_its_output():
+    g = Graph()
+    out = ops.squash(g, "gate", _input(g), "sigmoid")
+    assert g.ops[0].saves == (out,)
+
+
+def test_a_learned_scale_keeps_its_input():
+    g = Graph()
+    x = _input(g)
+    ops.scale(g, "scale", x)
+    assert (g.ops[0].saves, [weight.numel for weight in g.ops[0].weights]) == ((x,), [5])
+
+
+COPIES = {
+    "join_tokens": (lambda g, x: ops.join_tokens(g, "op", x, 3), (2, 3, 15)),
+    "part": (lambda g, x: ops.part(g, "op", x, 2), (2, 3, 2)),
+    "join": (lambda g, x: ops.join(g, "op", x, x), (2, 3, 10)),
+    "rearrange": (lambda g, x: ops.rearrange(g, "op", x, tuple("bd"), (2, 15)), (2, 15)),
+    "prepend": (lambda g, x: ops.prepend(g, "op", x, 1), (2, 4, 5)),
+    "mean_tokens": (lambda g, x: ops.mean_tokens(g, "op", x, 3), (2, 1, 5)),
+    "cast": (lambda g, x: ops.cast(g, "op", x, x.axes, x.shape), (2, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_multiplies_nothing_and_keeps_nothing(name):
+    g = Graph()
+    apply, shape = COPIES[name]
+    out = apply(g, _input(g))
+    assert out.shape == shape
+    assert (g.ops[0].forward.macs, g.ops[0].backward.macs, g.ops[0].saves) == (0, 0, ())
+
+
+def test_weights_joined_for_a_product_are_a_tensor_that_it_keeps():
+    """MobileBERT's head: the table's E columns and d - E of its own, joined anew in each pass."""
+    g = Graph(2)
+    table, rest = g.weight("table", tuple("vd"), (11, 3), "embedding"), g.weight("rest", tuple("vd"), (11, 2), "head")
+    joined = ops.join_weights(g, "joined", table, rest)
+    x = _input(g)
+    ops.contract(g, "head", "b n d, v d -> b n v", x, joined)
+    assert joined.shape == (11, 5)
+    assert g.ops[0].weights == (table, rest)
+    assert g.ops[1].saves == (x, joined)
+    assert g.ops[1].weights == ()
+
+
+def test_weights_that_a_pass_does_not_use_are_there_all_the_same():
+    g = Graph()
+    weight = g.weight("w", tuple("df"), (3, 5))
+    ops.unused(g, "spare", (weight,))
+    assert g.ops[0].weights == (weight,)
+    assert (g.ops[0].forward, g.ops[0].saves) == ((0, 0), ())
+
+
+def test_a_table_that_is_added_whole_is_no_activation():
+    g = Graph()
+    table = g.weight("table", tuple("nd"), (7, 5), "embedding")
+    out = ops.whole_table(g, "positions", table)
+    assert (out.shape, g.ops[0].weights, g.ops[0].saves) == ((7, 5), (table,), ())

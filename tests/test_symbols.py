@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 import sympy
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import LAW, Case, cases
 
@@ -322,7 +322,7 @@ def read(text, values):
     return value
 
 
-@LAW
+@settings(LAW, max_examples=30)
 @given(cases(), COMMAND)
 def test_a_written_formula_reads_as_its_value(case, command):
     report = case.analyze(command, formula=True)

@@ -22,15 +22,19 @@ if TYPE_CHECKING:
     from tfcost.models import Model, load
     from tfcost.report import Report
     from tfcost.symbols import closed_form
+    from tfcost.tracing.report import trace
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError", "InputError", "Model", "Report", "TfcostError", "UnknownName", "__version__", "analyze",
-    "closed_form", "load",
+    "closed_form", "load", "trace",
 ]  # fmt: skip
 
-_HOMES = {"analyze": "analysis", "Model": "models", "load": "models", "Report": "report", "closed_form": "symbols"}
+_HOMES = {
+    "analyze": "analysis", "Model": "models", "load": "models", "Report": "report", "closed_form": "symbols",
+    "trace": "tracing.report",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ COMMANDS = {
     "models": ("tfcost.cli.listing", "the presets, by name, family and size"),
     "devices": ("tfcost.cli.running", "the devices, by name, with their memory"),
     "validate": ("tfcost.cli.validate", "every figure held against PyTorch on this machine"),
+    "trace": ("tfcost.cli.trace", "closed forms derived from a running PyTorch program"),
     "explain": ("tfcost.cli.formulas", "a walk through one layer, step by step"),
 }
 """Each command: the module whose app holds it, and what the overview says of it."""

@@ -19,11 +19,12 @@ FLAGS = (
     *STRUCTURE,
     Flag("dtype", ("--dtype",), "choice", "activations and weights [default: bf16]", ("bf16", "fp16", "fp32")),
     Flag("quick", ("--quick",), "switch", "the beginning of the standard grid"),
+    Flag("trace", ("--trace",), "switch", "with MODEL: its graph minus the traced program of transformers' class"),
     Flag("torch_device", ("--torch-device",), "choice", "where to run [default: cpu]", ("cpu", "cuda")),
     *OUTPUT,
 )
 
-OWN = ("quick", "torch_device", "format", "json", "csv", "output", "quiet")
+OWN = ("quick", "trace", "torch_device", "format", "json", "csv", "output", "quiet")
 
 
 def validate(model: str | None, values: dict[str, Any]) -> int:
@@ -40,6 +41,8 @@ def validate(model: str | None, values: dict[str, Any]) -> int:
 
         emit(record(), values)
         return 0
+    if values.get("trace"):
+        return against_program(model, values, given)
     from tfcost.validate import run
     from tfcost.validate.table import table_text
 
@@ -52,6 +55,23 @@ def validate(model: str | None, values: dict[str, Any]) -> int:
     else:
         cases, notes = chosen_cases(model, given)
     report = run.validate(cases, notes, progress=True)
+    emit(report, values, table_text)
+    return 1 if report.totals["different"] else 0
+
+
+TRACED = ("attention", "dtype", "batch", "seq_len", "src_len")
+
+
+def against_program(model: str | None, values: dict[str, Any], given: dict[str, Any]) -> int:
+    """Subtract the traced program from the config's graph; 1 where parameters or FLOPs differ."""
+    from tfcost.tracing.against import compare, table_text
+
+    if model is None:
+        raise InputError("--trace needs a MODEL: a preset or a config.json")
+    if other := [key for key in given if key not in TRACED]:
+        raise InputError(f"--trace takes a MODEL as it is, without --{other[0].replace('_', '-')}")
+    keywords = {key: value[0] if isinstance(value, list) else value for key, value in given.items()}
+    report = compare(model, **keywords, progress=not values.get("quiet"))
     emit(report, values, table_text)
     return 1 if report.totals["different"] else 0
 

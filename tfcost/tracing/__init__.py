@@ -1,0 +1,1 @@
+"""Closed forms derived from a running PyTorch program: see :func:`tfcost.trace`. Needs torch."""

@@ -1,0 +1,393 @@
+"""Watching a program run: every op that PyTorch dispatches, the module that it runs in, and what autograd keeps.
+
+A forward op and the ops of its gradient meet in one :class:`OpRecord`: autograd numbers the node of a forward op, and
+the same number is the current node's when its backward runs. So a backward product belongs to the module and the op
+whose gradient it makes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+from tfcost.graph import Size
+from tfcost.tracing.formulas import FORMULAS, Macs, Spec
+from tfcost.tracing.products_none import has_no_product
+from tfcost.tracing.torch_private import (
+    FakeTensor,
+    TorchDispatchMode,
+    current_node,
+    forward_number,
+    is_composite,
+    storage_key,
+    torch,
+    tree_flatten,
+    tree_map,
+)
+
+ACCUMULATE = 2**63
+"""Sequence numbers from here on are those of nodes that no forward op made (they add up a parameter's gradient)."""
+
+
+WORKSPACE = ("aten.mkldnn_rnn_layer", "aten._cudnn_rnn")
+"""Ops that keep a workspace whose size only their real kernel knows."""
+
+
+class OpRecord:
+    """One op of a module and the ops of its gradient; ``copies`` is how often the program runs it.
+
+    Figures are of one run: multiply-accumulates and elements of forward and backward, the work that a fused backward
+    makes again, and bytes read and written by both. ``unpriced`` counts ops by name that have no known price.
+    """
+
+    __slots__ = (
+        "backward_macs", "backward_read", "backward_written", "copies", "elements", "macs", "name", "out_shape", "path",
+        "read", "recompute", "shapes", "square", "unpriced", "written",
+    )  # fmt: skip
+
+    def __init__(self, path: str, name: str) -> None:
+        self.path = path
+        self.name = name
+        self.copies = 1
+        self.macs: Size = 0
+        self.elements: Size = 0
+        self.recompute: Size = 0
+        self.backward_macs: Size = 0
+        self.read: Size = 0
+        self.written: Size = 0
+        self.backward_read: Size = 0
+        self.backward_written: Size = 0
+        self.square = False
+        self.shapes: tuple[tuple[Size, ...], ...] = ()
+        self.out_shape: tuple[Size, ...] = ()
+        self.unpriced: Counter[str] = Counter()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was computed or moved: a view whose gradient is one."""
+        moved = (self.read, self.written, self.backward_read, self.backward_written, self.macs, self.backward_macs)
+        return not self.unpriced and all(isinstance(each, int) and each == 0 for each in moved)
+
+
+class SavedRecord:
+    """A storage that autograd keeps: the module and node number that kept it first, and one tensor of its."""
+
+    __slots__ = ("bytes", "copies", "dtype", "floating", "number", "op", "path", "shape")
+
+    def __init__(
+        self, path: str, number: int, shape: tuple[Size, ...], dtype: str, bytes: Size, floating: bool
+    ) -> None:
+        self.path = path
+        self.number = number
+        self.shape = shape
+        self.dtype = dtype
+        self.bytes = bytes
+        self.floating = floating
+        self.op = ""
+        self.copies = 1
+
+
+NO_PRODUCT = Macs(0)
+DEVICE = torch.ops.prim.device.default
+
+
+def accumulates() -> bool:
+    """Whether the node that is running puts a gradient into its parameter."""
+    node = current_node()
+    return node is not None and node._sequence_nr() >= ACCUMULATE
+
+
+def tensors_of(values: Any) -> list[Any]:
+    """The tensors in some arguments or results."""
+    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def size_of(value: Any) -> Size:
+    """A size as an int or as the expression behind a symbolic one."""
+    return value if isinstance(value, int) else value.node.expr
+
+
+class Frame:
+    """What a module's call recorded, so that it can be counted again for a call that is proved to be the same."""
+
+    def __init__(self, born: int) -> None:
+        self.ops: Counter[OpRecord] = Counter()
+        self.saved: list[tuple[int, SavedRecord, bool]] = []
+        self.born = born
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no types
+    """Records ops below autograd. ``path()`` is the module that is running; ``replace`` may change an op's result."""
+
+    def __init__(self, replace: Callable[[str, Any], Any] | None = None) -> None:
+        super().__init__()
+        self.ops: list[OpRecord] = []
+        self.saved: list[SavedRecord] = []
+        self.frames: list[Frame] = []
+        self.owned: set[int] = set()
+        self.bounds: list[tuple[Size, int, str]] = []
+        self.muted = False
+        self.in_backward = False
+        self._replace = replace
+        self._stack: list[str] = []
+        self._by_number: dict[int, OpRecord] = {}
+        self._seen_saved: set[int] = set()
+        self._births: dict[int, int] = {}
+        self._alive: list[Any] = []  # storages are compared by address, so none may be freed while we look
+        self._upper: dict[int, Size] = {}
+        self._names: dict[Any, tuple[str, bool]] = {}
+        self._priceless: dict[Any, bool] = {}
+        self._bytes: dict[Any, Size] = {}
+
+    # Where the program is.
+
+    def path(self) -> str:
+        """The dotted name of the module whose forward is running."""
+        return self._stack[-1] if self._stack else ""
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Ops recorded inside belong to this module."""
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+    @contextmanager
+    def mute(self) -> Iterator[None]:
+        """Ops run inside are not part of the program."""
+        before, self.muted = self.muted, True
+        try:
+            yield
+        finally:
+            self.muted = before
+
+    def own(self, module: Any) -> None:
+        """Parameters and buffers are there anyway: keeping them costs nothing."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            self.owned.add(storage_key(tensor))
+            self._alive.append(tensor.untyped_storage())
+
+    # What it does.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked so often that the way down to the fake mode would cost a tenth
+        if self.muted or func is DEVICE:
+            return func(*args, **kwargs)
+        name, composite = self._facts(func)
+        if composite:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if name == "aten.native_dropout" and args[2]:
+            # Its decomposition draws random numbers, of which only the shapes are wanted.
+            out = (torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool))
+        else:
+            out = func(*args, **kwargs)
+        if self._replace is not None:
+            out = self._replace(name, out)
+        self._record(name, func, args, kwargs, out)
+        return out
+
+    def _facts(self, func: Any) -> tuple[str, bool]:
+        """An op's name, and whether it is only a composition of others (seen whole under ``inference_mode``)."""
+        found = self._names.get(func)
+        if found is None:
+            name = str(func._overloadpacket) if hasattr(func, "_overloadpacket") else str(func)
+            composite = name not in FORMULAS and hasattr(func, "decompose") and is_composite(func)
+            found = self._names[func] = (name, composite)
+        return found
+
+    def _record(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        outputs = [out] if isinstance(out, torch.Tensor) else tensors_of(out)
+        self.born(outputs)
+        self._watch_positions(name, args, outputs)
+        if getattr(func, "is_view", False):
+            if not self.in_backward:
+                self._record_of(name)  # it moves nothing, but its gradient may
+            return
+        inputs = tensors_of((args, kwargs))
+        work = self._work_of(name, func, args, out)
+        read = sum([self._touched(tensor) for tensor in inputs])
+        written = sum([self._touched(tensor) for tensor in outputs])
+        if self.in_backward and accumulates():
+            return  # a real run takes a gradient over as it is; here somebody still holds it, and it is copied
+        record = self._record_of(name)
+        if self.in_backward:
+            record.backward_read += read
+            record.backward_written += written
+            if work is None:
+                record.unpriced[name] += 1
+            else:
+                record.backward_macs += work.macs
+                record.recompute += work.recompute
+            return
+        record.read, record.written = read, written
+        record.shapes = tuple([_shape(tensor) for tensor in inputs])
+        if outputs:
+            record.out_shape = _shape(outputs[0])
+            record.elements = prod(record.out_shape)
+        if name in WORKSPACE and torch.is_grad_enabled():
+            record.unpriced[f"{name} (workspace kept for backward)"] += 1
+        if work is None:
+            record.unpriced[name] += 1
+        else:
+            record.macs = work.macs
+            if not isinstance(work.macs, int) or work.macs:
+                # Of two activations, or inside a fused kernel: QKᵀ and PV, in a Transformer.
+                record.square = work.square or not any(storage_key(each) in self.owned for each in inputs)
+
+    def _work_of(self, name: str, func: Any, args: Any, out: Any) -> Macs | None:
+        """An op's products; None where it has no price."""
+        formula = FORMULAS.get(name)
+        if formula is not None:
+            return formula(*tree_map(_spec, (args, out)))
+        known = self._priceless.get(func)
+        if known is None:
+            known = hasattr(func, "tags") and has_no_product(name, func, torch.Tag.pointwise)
+            self._priceless[func] = known
+        return NO_PRODUCT if known else None
+
+    def _record_of(self, name: str) -> OpRecord:
+        """A new record for a forward op; for a backward op, that of the forward op whose gradient it makes."""
+        if self.in_backward:
+            node = current_node()
+            number = ACCUMULATE if node is None else node._sequence_nr()
+            found = self._by_number.get(number)
+            if found is None:
+                # What sums gradients between layers, or stands for a layer that is counted elsewhere.
+                found = self._by_number[number] = OpRecord("", "gradient")
+                self.ops.append(found)
+            return found
+        record = OpRecord(self.path(), name.partition(".")[2])
+        self.ops.append(record)
+        self._by_number.setdefault(forward_number(), record)
+        for frame in self.frames:
+            frame.ops[record] += 1
+        return record
+
+    def _touched(self, tensor: Any) -> Size:
+        """The bytes that are really there: an axis along which a tensor is only repeated (stride 0) is read once."""
+        sizes = tuple([
+            size_of(size)
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            if not (isinstance(stride, int) and stride == 0)
+        ])  # fmt: skip
+        key = (sizes, tensor.dtype)
+        found = self._bytes.get(key)
+        if found is None:
+            found = self._bytes[key] = prod(sizes) * int(tensor.itemsize)
+        return found
+
+    # Positions: the rows of a table that are looked up must exist, so a table bounds the length.
+
+    def _watch_positions(self, name: str, args: Any, outputs: Sequence[Any]) -> None:
+        """Follow ``arange`` through views and sums to the table whose rows it picks."""
+        if not outputs:
+            return
+        key = storage_key(outputs[0])
+        if name == "aten.arange":
+            numbers = [size_of(each) for each in args if not isinstance(each, float)]
+            self._upper[key] = numbers[1] if len(numbers) > 1 else numbers[0]
+        elif name == "aten.embedding" and storage_key(args[1]) in self._upper:
+            rows = args[0].shape[0]
+            if isinstance(rows, int):
+                self.bounds.append((self._upper[storage_key(args[1])], rows, self.path()))
+        elif (
+            name in ("aten.add", "aten._to_copy", "aten.clone")
+            and isinstance(args[0], torch.Tensor)
+            and (below := self._upper.get(storage_key(args[0]))) is not None
+        ):
+            if name != "aten.add":
+                self._upper[key] = below
+            elif isinstance(args[1], int):
+                self._upper[key] = below + args[1]
+
+    # What it keeps.
+
+    def keep(self, tensor: Any) -> Any:
+        """The pack hook of ``saved_tensors_hooks``."""
+        if not self.muted and not self.in_backward:
+            self.save(storage_key(tensor), lambda: self._saved(tensor), tensor)
+        return tensor
+
+    def _saved(self, tensor: Any) -> SavedRecord:
+        floating = tensor.is_floating_point() or tensor.dtype in (torch.bool, torch.uint8)
+        whole = size_of(tensor.untyped_storage().nbytes())
+        return SavedRecord(self.path(), forward_number(), _shape(tensor), dtype_name(tensor.dtype), whole, floating)
+
+    def save(self, key: int, make: Callable[[], SavedRecord], tensor: Any = None) -> None:
+        """Count a storage once, unless it is a parameter's or a buffer's."""
+        if key in self.owned:
+            return
+        first = key not in self._seen_saved
+        if not first and not self.frames:
+            return
+        made = make()
+        if first:
+            self._seen_saved.add(key)
+            if tensor is not None:
+                self._alive.append(tensor.untyped_storage())
+            self.saved.append(made)
+        for frame in self.frames:
+            frame.saved.append((key, made, first))
+
+    def born(self, tensors: Sequence[Any]) -> None:
+        """Note when a storage was first seen."""
+        for tensor in tensors:
+            key = storage_key(tensor)
+            if key not in self._births:
+                self._births[key] = len(self._alive)
+                self._alive.append(tensor.untyped_storage())
+
+    def sum_again(self, tensors: Sequence[Any]) -> None:
+        """Parameters that one more call uses: their gradients are summed once more."""
+        record = OpRecord(self.path(), "gradient")
+        for tensor in tensors:
+            if tensor.requires_grad:
+                record.backward_read += 2 * self._touched(tensor)
+                record.backward_written += self._touched(tensor)
+        self.ops.append(record)
+        for frame in self.frames:
+            frame.ops[record] += 1
+
+    def born_inside(self, key: int, frame: Frame) -> bool:
+        """Whether a storage was made during a frame."""
+        return self._births.get(key, -1) >= frame.born
+
+    def open_frame(self) -> Frame:
+        """Begin to note what is recorded, for :mod:`tfcost.tracing.repeats`."""
+        frame = Frame(len(self._alive))
+        self.frames.append(frame)
+        return frame
+
+    def name_saved(self) -> None:
+        """Say for each kept storage which op keeps it; the op runs after its inputs are kept, so only now is it known.
+
+        An autograd function of the program's own has no op of its number: it keeps under the module's name alone.
+        """
+        for saved in self.saved:
+            if not saved.op:
+                record = self._by_number.get(saved.number)
+                saved.op = record.name if record is not None and record.path == saved.path else "function"
+
+
+def _shape(tensor: Any) -> tuple[Size, ...]:
+    return tuple([size_of(each) for each in tensor.shape])
+
+
+def _spec(leaf: Any) -> Any:
+    return Spec(_shape(leaf), leaf.itemsize, dtype_name(leaf.dtype)) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def dtype_name(dtype: Any) -> str:
+    """``torch.bfloat16`` as tfcost writes it."""
+    name = str(dtype).removeprefix("torch.")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(name, name)
