@@ -98,7 +98,7 @@ def test_help_shows_every_flag_whole_at_every_width(run, monkeypatch, name, widt
     assert re.match(rf"Usage: tfcost {name} \S.* \[options\]\n", out)
     assert max(map(len, out.splitlines())) <= max(int(width), 55)  # the longest list of choices is never cut
     words = re.split(r"[\s,]+", out)
-    for option in get_command(import_module(COMMANDS[name][0]).app(name)).params:
+    for option in get_command(import_module(COMMANDS[name][0]).app(name)(["--every-flag"])).params:
         if option.param_type_name == "option":
             assert {*option.opts, *option.secondary_opts} <= set(words), option.name
     assert "table|json|csv|markdown|latex" in words

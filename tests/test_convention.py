@@ -142,6 +142,18 @@ def test_palm(name, parameters):
     assert sympy.expand(square - 12 * l * h * d_k * N * b * N) == 0
 
 
+def test_palm_counts_the_keys_that_a_window_leaves():
+    """As people price gpt-oss: 12 h d_k N for each full layer and 12 h d_k w for each with a window, per token."""
+    form = {"hidden": 8, "heads": 2, "layers": 5, "vocab": 9, "batch": 3, "convention": "palm-all"}
+    for seq_len, keys in ((3, 5 * 3), (4, 5 * 4), (7, 2 * 4 + 3 * 7)):
+        totals = analyze(**form, seq_len=seq_len, window=4, local_layers=2).totals
+        square = 12 * 8 * keys * 3 * seq_len
+        assert totals["train_flops"] == 6 * totals["parameters"] * 3 * seq_len + square
+        assert 3 * totals["attention_flops"] == square
+    every = analyze(**form, seq_len=7, window=4).totals
+    assert 3 * every["attention_flops"] == 12 * 8 * (5 * 4) * 3 * 7
+
+
 def test_mosaic():
     """llm-foundry: 6P + 12 l d N per token; hardware 4/3 of that, logits too."""
     per_token = 6 * P + 12 * l * d * N

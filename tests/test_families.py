@@ -374,7 +374,7 @@ def test_bytes_kept_by_hand(case):
 # --- The document's models, symbolically ----------------------------------------------------------------------------
 
 b, N, T, S, d, h, V, V_src, layer_count = sympy.symbols("b N T S d h V V_src l", positive=True, integer=True)
-l_enc, l_dec, N_max = sympy.symbols("l_enc l_dec N_max", positive=True, integer=True)
+l_enc, l_dec, N_max, h_kv = sympy.symbols("l_enc l_dec N_max h_kv", positive=True, integer=True)
 
 
 def equal(found, expected):
@@ -438,6 +438,11 @@ def test_bytes_of_all_layers(fields, expected):
     # nn.RMSNorm keeps 2bNd + 4bN on a GPU, 8bNd + 4bN on a CPU; there are two.
     ({"norm": "rmsnorm"}, 30 * b * N * d + 5 * b * N**2 * h + 2 * (2 * b * N * d + 4 * b * N)),
     ({"norm": "rmsnorm", "semantics": "cpu"}, 30 * b * N * d + 5 * b * N**2 * h + 2 * (8 * b * N * d + 4 * b * N)),
+    # Unfused scaled-dot-product attention works on fp32 copies of Q, K and V, the last two repeated to all heads; a
+    # CPU's dropout keeps its mask as numbers.
+    ({"attention": "math"}, 40 * b * N * d + 9 * b * N**2 * h + 16 * b * N),
+    ({"attention": "math", "kv_heads": h_kv}, 40 * b * N * d + 9 * b * N**2 * h + 16 * b * N),
+    ({"attention": "math", "semantics": "cpu"}, 40 * b * N * d + 12 * b * N**2 * h + 8 * b * N),
     # A GPU's flash kernel keeps 24 bytes of random state.
     ({"attention": "flash"}, 34 * b * N * d + 4 * b * N * h + 16 * b * N + 24),
 ])  # fmt: skip

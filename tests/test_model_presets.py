@@ -11,7 +11,7 @@ import pytest
 import tfcost
 from tfcost.hf import from_hf
 from tfcost.model_types import MODEL_TYPES
-from tfcost.models import Model
+from tfcost.models import Model, preset_files
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
 PRESETS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
@@ -55,3 +55,15 @@ def test_parameters_are_the_published_ones(name: str) -> None:
     model = Model(name, from_hf(preset["config"]).fields)
     totals = tfcost.analyze(model, command="params").totals
     assert totals["parameters"] == preset["published_parameters"]
+
+
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+def test_every_preset_has_every_figure(attention: str) -> None:
+    """Each command's rows sum to its total, for each model that is shipped: none may be one that a command forgot."""
+    total = {"flops": "forward_flops", "params": "parameters", "memory": "end_of_forward_bytes"}
+    figure = {"flops": "flops", "params": "parameters", "memory": "bytes"}
+    for name in preset_files():
+        for command, key in total.items():
+            report = tfcost.analyze(name, attention=attention, command=command)
+            assert sum(row[figure[command]] for row in report.rows) == report.totals[key], (name, command)
+            assert report.to_json()

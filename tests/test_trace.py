@@ -230,10 +230,11 @@ def test_equal_layers_run_once_or_every_time(name: str, tmp_path: Path) -> None:
         )
         runs.append((recorded.replays, figures(Traced(recorded, lambda value: value))))
     assert runs[0][0] > 0 == runs[1][0]
-    # Gradients of what several layers read (a mask, a rotary table) are summed between layers, in autograd's own order:
-    # what that writes is no one layer's, and is left out of this comparison.
-    for figures_here in (runs[0][1], runs[1][1]):
-        del figures_here["backward_read_bytes"], figures_here["backward_written_bytes"]
+    if name != "gpt2":
+        # Gradients of what several layers read (an encoder's output, a rotary table, a mask) are summed between layers,
+        # in autograd's own order: what that reads and writes is no one layer's. GPT-2's layers share nothing.
+        for figures_here in (runs[0][1], runs[1][1]):
+            del figures_here["backward_read_bytes"], figures_here["backward_written_bytes"]
     assert runs[0][1] == runs[1][1]
 
 

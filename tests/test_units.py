@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import QUICK
 
 from tfcost.errors import InputError
-from tfcost.units import binary_and_decimal, parse_count, parse_counts, parse_probability, scaled
+from tfcost.units import binary_and_decimal, parse_bytes, parse_count, parse_counts, parse_probability, scaled
 
 FACTORS = {
     "": 1, "k": 1000, "K": 1000, "M": 1000**2, "G": 1000**3, "B": 1000**3, "T": 1000**4,
@@ -79,6 +79,36 @@ def test_lists_of_counts():
 def test_a_list_with_a_fault_is_refused(text):
     with pytest.raises(InputError, match="-N"):
         parse_counts(text, "-N")
+
+
+BYTES = {"kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3,
+         "TiB": 1024**4}  # fmt: skip
+
+
+@QUICK
+@given(st.integers(0, 10**12), st.integers(0, 6), st.sampled_from(sorted(BYTES)))
+def test_a_size_is_exact_with_a_fraction_of_a_byte_dropped(digits, places, suffix):
+    text = str(digits).rjust(places + 1, "0")
+    text = f"{text[:-places]}.{text[-places:]}" if places else text
+    exact = Fraction(digits, 10**places) * BYTES[suffix]
+    assert 0 <= exact - parse_bytes(text + suffix, "--overhead") < 1
+
+
+def test_gb_is_never_gib():
+    assert parse_bytes("80GB", "--overhead") == 80 * 10**9
+    assert parse_bytes("80GiB", "--overhead") == 80 * 2**30
+    assert parse_bytes("1024", "--overhead") == 1024
+
+
+@pytest.mark.parametrize("text", [
+    "", "80G", "80g", "80gb", "80Gb", "80 GB GB", "-1GB", "GB", "1e9", "1.5", "80GBps", "0x10", "²", "٤", "²GB",
+    "1,5GB", "9" * 31, "9" * 100 + "GB", "x" * 1000,
+])  # fmt: skip
+def test_what_is_no_size_is_named(text):
+    with pytest.raises(InputError) as caught:
+        parse_bytes(text, "--overhead")
+    assert "--overhead" in str(caught.value)
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("0.1", 0.1), (".5", 0.5), ("0.999", 0.999), ("1e-3", 0.001)])

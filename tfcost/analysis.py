@@ -250,7 +250,7 @@ class Analysis:
     @cached_property
     def memory(self) -> dict[str, Size]:
         """Bytes kept by the layers, by head and loss, and stored for the weights: what has a closed form."""
-        return self.whole.figures()
+        return self.whole.figures
 
     def split_saved(self) -> tuple[list[Saved], list[Saved]]:
         """The saved tensors that the model keeps first, and those that only head and loss keep."""

@@ -16,7 +16,7 @@ def inside_kernels(ops: Sequence[Op]) -> set[int]:
     found: set[int] = set()
     for index, op in enumerate(ops):
         if op.kind == "fused_attention":
-            start = next(i for i in range(index, -1, -1) if ops[i].kind == "scores")
+            start = next(i for i in range(index, -1, -1) if ops[i].path.endswith("/scores"))
             found.update(range(start, index))
     return found
 
@@ -60,16 +60,6 @@ class Alive(NamedTuple):
         return self.kept + self.temporary + self.gradients
 
 
-class _Buffers:
-    """Gradients of activations: tensors that share one (a sum's inputs) hold the same buffer."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, list[int]] = {}
-
-    def total(self) -> int:
-        return sum(size for [size] in {id(buffer): buffer for buffer in self.of.values()}.values())
-
-
 def backward_peak(
     ops: Sequence[Op],
     keeps: Sequence[tuple[Tensor, ...]],
@@ -77,8 +67,8 @@ def backward_peak(
     own: Callable[[Tensor], bool],
     gradient: Callable[[Op], int],
     accumulate: bool,
-) -> Alive:
-    """The moment of a layer's backward at which most is alive.
+) -> tuple[Alive, int]:
+    """The moment of a layer's backward at which most is alive, and what the layer keeps until its backward begins.
 
     ``keeps`` are the tensors that each op keeps; ``again`` those that a recomputed region holds while its backward is
     at an op, each with the first op that keeps it; ``own`` says which count as the layer's; ``gradient`` the bytes of
@@ -90,24 +80,46 @@ def backward_peak(
         for tensor in saves:
             if own(tensor):
                 needed.setdefault(id(tensor), (tensor, index))
-    buffers = _Buffers()
-    buffers.of[id(ops[-1].output)] = [ops[-1].output.bytes]
+    # What is needed from an op on is alive until backward has passed that op: summed once, then taken off step by step.
+    ends: dict[int, int] = {}
+    kept = 0
+    for tensor, since in needed.values():
+        size = tensor.bytes
+        kept += size
+        ends[since] = ends.get(since, 0) + size
+    boundary = kept
+    # Gradients of activations: each tensor's buffer as [bytes, tensors that share it]; a sum's inputs share one.
+    buffers: dict[int, list[int]] = {id(ops[-1].output): [ops[-1].output.bytes, 1]}
+    temporary = ops[-1].output.bytes
     peak, weights = Alive(), 0
     for index in reversed(range(len(ops))):
+        kept -= ends.get(index + 1, 0)
         if index in inner:
             continue
         op = ops[index]
-        here = gradient(op)
+        here = gradient(op) if op.weights else 0
         weights = weights + here if accumulate else here
-        incoming = buffers.of.get(id(op.output))
+        incoming = buffers.get(id(op.output))
         for tensor in op.inputs:
-            if tensor.role or not tensor.grad or id(tensor) in buffers.of:
+            if tensor.role or not tensor.grad or id(tensor) in buffers:
                 continue
-            shared = op.kind in ("add", "select") and incoming is not None and tensor.bytes == op.output.bytes
-            buffers.of[id(tensor)] = incoming if shared and incoming is not None else [tensor.bytes]
-        held = {key: tensor.bytes for key, (tensor, since) in needed.items() if since <= index}
-        held |= {id(tensor): tensor.bytes for tensor, since in again.get(index, ()) if since <= index}
-        now = Alive(sum(held.values()), buffers.total(), weights)
-        peak = max(peak, now, key=lambda alive: alive.total)
-        buffers.of.pop(id(op.output), None)
-    return peak
+            size = tensor.bytes
+            if incoming is not None and op.kind in ("add", "select") and size == op.output.bytes:
+                incoming[1] += 1
+                buffers[id(tensor)] = incoming
+            else:
+                temporary += size
+                buffers[id(tensor)] = [size, 1]
+        held = kept
+        for tensor, since in again.get(index, ()):
+            # A tensor that stands in both is one.
+            if since <= index and not (id(tensor) in needed and needed[id(tensor)][1] <= index):
+                held += tensor.bytes
+        if held + temporary + weights > peak.total:
+            peak = Alive(held, temporary, weights)
+        if incoming is not None:
+            del buffers[id(op.output)]
+            incoming[1] -= 1
+            if incoming[1] == 0:
+                temporary -= incoming[0]
+    return peak, boundary

@@ -67,6 +67,11 @@ class Memory:
             return []
         return [self._of_loss(saved) for saved in kept(self.graph, self.regions, self.running.every)]
 
+    @cached_property
+    def kept_by(self) -> tuple[list[Saved], list[Saved]]:
+        """:attr:`saved`, by who keeps it first: the model, or head and loss."""
+        return self.analysis.split(self.saved)
+
     def _of_loss(self, saved: Saved) -> Saved:
         """A tensor of the logits' shape, as the loss holds it: whole, a chunk of it, or a number per token."""
         running, tensor = self.running, saved.tensor
@@ -98,8 +103,9 @@ class Memory:
         )
         largest: Size = 0
         for weight, each in self.stored:
+            copies = weight.copies
             for name, size in zip(sums, each, strict=True):
-                sums[name] += weight.copies * size
+                sums[name] += copies * size
             if self.recipe.in_backward:
                 largest = max(largest, each.gradient) if isinstance(each.gradient, int) else largest
         if self.recipe.in_backward:
@@ -126,9 +132,10 @@ class Memory:
         found = caches(self.analysis.cfg, run, self.running.kv_dtype)
         return run.batch * cache_bytes(found, run.context + run.seq_len)
 
+    @cached_property
     def figures(self) -> dict[str, Any]:
         """The totals of ``tfcost memory`` that are sums."""
-        layers, head = self.analysis.split(self.saved)
+        layers, head = self.kept_by
         states = self.states
         sums = {
             "activation_bytes": sum([s.copies * s.tensor.bytes for s in layers]),
@@ -150,7 +157,7 @@ class Memory:
         """The moments that can be the peak, each with what is alive."""
         if not self.trains:
             return self._generating()
-        activations, logits = self.figures()["activation_bytes"], self.figures()["logits_bytes"]
+        activations, logits = self.figures["activation_bytes"], self.figures["logits_bytes"]
         found = [self._moment("end of forward", activations=activations, logits=logits)]
         head = self._at_head()
         if head is not None:
@@ -173,7 +180,7 @@ class Memory:
 
     def _at_head(self) -> dict[str, int] | None:
         """What backward through loss and head adds: the loss's gradients, or then that of the head's weight."""
-        _, head = self.analysis.split(self.saved)
+        _, head = self.kept_by
         products = [op for op in self.head_ops if op.output.axes == ("b", "n", "v") and op.kind == "linear"]
         if not products:
             return None
@@ -212,7 +219,7 @@ class Memory:
         layer, boundary = self._layer(repeat)
         place = {id(op): index for index, op in enumerate(self.graph.ops)}
         before = own = shared = 0
-        for saved in self.analysis.split(self.saved)[0]:
+        for saved in self.kept_by[0]:
             at, size = place[id(saved.op)], saved.copies * saved.tensor.bytes
             if at < repeat.start:
                 before += size
@@ -225,7 +232,7 @@ class Memory:
         if not self.recipe.in_backward:
             later = {id(w): w for op in self.graph.ops[repeat.stop :] for w in op.weights}
             done = sum(w.copies * self._gradients[key] for key, w in later.items())
-        here = sum(self._gradient(op) for op in self.graph.ops[repeat.start : repeat.stop])
+        here = sum([self._gradient(op) for op in self.graph.ops[repeat.start : repeat.stop] if op.weights])
         rest = 0 if self.recipe.in_backward else here * (repeat.times - 1)
         name = "layer" if len(self.graph.repeats) == 1 else repeat.path
         at_last = self._moment(
@@ -257,9 +264,7 @@ class Memory:
                     if own(tensor):
                         first.setdefault(id(tensor), (tensor, index))
             again |= {index: list(first.values()) for index in span}
-        alive = backward_peak(ops, keeps, again, own, self._gradient, not self.recipe.in_backward)
-        boundary = {id(tensor): tensor.bytes for saves in keeps for tensor in saves if own(tensor)}
-        return alive, sum(boundary.values())
+        return backward_peak(ops, keeps, again, own, self._gradient, not self.recipe.in_backward)
 
     def _generating(self) -> list[Moment]:
         """A forward pass without gradients: inside a layer, and at the logits of the last token of each sequence."""
@@ -277,9 +282,10 @@ class Memory:
     def totals(self) -> dict[str, Any]:
         """The totals of ``tfcost memory``."""
         found = self.device
-        total = self.peak.total
-        return self.figures() | {
-            "total_bytes": total, "peak_moment": self.peak.name,
+        peak = self.peak
+        total = peak.total
+        return self.figures | {
+            "total_bytes": total, "peak_moment": peak.name,
             "fits": None if found is None else total <= found.memory_bytes,
         }  # fmt: skip
 

@@ -54,8 +54,10 @@ def stored(graph: Graph, weight: Tensor, running: Running, itemsize: Size) -> St
     if not trains or not weight.grad:
         return Stored(count * itemsize)
     states: Size = 0
-    matrix = is_matrix(graph, weight)
-    for size in (*recipe.states, *(recipe.matrix_states if matrix else recipe.other_states)):
+    others = recipe.other_states
+    if recipe.matrix_states != others and is_matrix(graph, weight):
+        others = recipe.matrix_states
+    for size in (*recipe.states, *others):
         states += count * (own if size == OWN else size)
     if recipe.states_8bit:
         states += recipe.states_8bit * eight_bit(count)

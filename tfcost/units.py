@@ -49,9 +49,10 @@ _SIZE = re.compile(r"([0-9]+)(?:\.([0-9]+))?([A-Za-z]+)", re.ASCII)
 
 def parse_bytes(text: str, name: str) -> int:
     """``80GB``, ``79.5GiB``, or a bare number of bytes, as bytes (a fraction of a byte is dropped)."""
-    if text.isdigit() and len(text) <= 30:
+    text = text.strip()
+    if text.isascii() and text.isdigit() and len(text) <= 30:
         return int(text)
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text)
     if match is None or match[3] not in SIZES or len(text) > 40:
         raise InputError(
             f"{name} must be bytes, or a size such as 80GB or 80GiB ({', '.join(SIZES)}), not {text[:40]!r}"

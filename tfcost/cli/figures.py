@@ -7,8 +7,6 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import typer
-
 from tfcost.analysis import analyze, point_of
 from tfcost.cli.options import (
     ADAPT,
@@ -20,6 +18,7 @@ from tfcost.cli.options import (
     ROWS,
     RUNNING,
     STORAGE,
+    AppFor,
     Flag,
     command_app,
 )  # fmt: skip
@@ -117,7 +116,7 @@ def every_convention(model: str | None, values: dict[str, Any]) -> Report:
     return conventions(point_of(None if model is None else load(model), **keywords))
 
 
-def app(name: str) -> typer.Typer:
+def app(name: str) -> AppFor:
     """The app of one of the commands."""
 
     flags = MEMORY_FLAGS if name == "memory" else FLAGS

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from tfcost.analysis import assumptions_of, point_of
-from tfcost.cli.options import COUNTING, MODEL_FLAGS, OUTPUT, PASS, ROWS, STORAGE, Flag, command_app
+from tfcost.cli.options import COUNTING, MODEL_FLAGS, OUTPUT, PASS, ROWS, STORAGE, AppFor, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.config import as_dict
 from tfcost.errors import InputError
@@ -146,6 +144,6 @@ HELP = {
 }
 
 
-def app(name: str) -> typer.Typer:
+def app(name: str) -> AppFor:
     """The app of one of the commands."""
     return command_app(name, HELP[name], FLAGS, lambda model, values: emit(ACTIONS[name](model, values), values))

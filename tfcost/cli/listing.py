@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from tfcost.cli.options import COUNTING, MODEL_FLAGS, OUTPUT, PASS, STORAGE, Argument, Flag, command_app
+from tfcost.cli.options import COUNTING, MODEL_FLAGS, OUTPUT, PASS, STORAGE, AppFor, Argument, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.errors import InputError, UnknownName
 from tfcost.report import Report
@@ -55,7 +53,7 @@ def compare(specs: list[str] | None, values: dict[str, Any]) -> None:
     emit(side_by_side(specs or [], **given), values)
 
 
-def app(name: str) -> typer.Typer:
+def app(name: str) -> AppFor:
     """The app of one of the commands."""
     if name == "models":
         words = Argument("[WORD ...]", "parts of a name, or something like one", several=True)

@@ -70,7 +70,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
     from tfcost.cli.output import write
 
-    command = get_command(import_module(COMMANDS[name][0]).app(name))
+    command = get_command(import_module(COMMANDS[name][0]).app(name)(arguments))
     if "--help" in arguments:
         write(command.get_help(typer.Context(command, info_name=name)), None)
         return 0

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from tfcost.cli.figures import every_point
-from tfcost.cli.options import ADAPT, DEVICE, KV_DTYPE, MODEL_FLAGS, OUTPUT, PASS, RUN, STORAGE, Flag, command_app
+from tfcost.cli.options import (
+    ADAPT,
+    DEVICE,
+    KV_DTYPE,
+    MODEL_FLAGS,
+    OUTPUT,
+    PASS,
+    RUN,
+    STORAGE,
+    AppFor,
+    Flag,
+    command_app,
+)
 from tfcost.cli.output import emit
 from tfcost.errors import InputError
 from tfcost.report import Report
@@ -70,7 +80,7 @@ HELP = {
 }
 
 
-def app(name: str) -> typer.Typer:
+def app(name: str) -> AppFor:
     """The app of one of the commands."""
     if name == "devices":
         from tfcost.cli.options import Argument

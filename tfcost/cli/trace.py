@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from tfcost.cli.options import OUTPUT, PASS, STRUCTURE, Argument, Flag, command_app
+from tfcost.cli.options import OUTPUT, PASS, STRUCTURE, AppFor, Argument, Flag, command_app
 from tfcost.cli.output import emit, format_of
 from tfcost.errors import InputError, MissingExtra
 
@@ -66,6 +64,6 @@ def trace(model: str | None, values: dict[str, Any]) -> int:
     return 1 if report.totals["incomplete"] and not values.get("allow_incomplete") else 0
 
 
-def app(name: str) -> typer.Typer:
+def app(name: str) -> AppFor:
     """The app of the command."""
     return command_app(name, HELP, FLAGS, trace, MODEL)

@@ -6,10 +6,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import typer
-
 from tfcost.analysis import point_of
-from tfcost.cli.options import OUTPUT, PASS, STRUCTURE, Flag, command_app
+from tfcost.cli.options import OUTPUT, PASS, STRUCTURE, AppFor, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.errors import InputError, MissingExtra
 from tfcost.models import load
@@ -123,7 +121,7 @@ def chosen_cases(model: str | None, given: dict[str, Any]) -> tuple[list[Any], d
     return cases, notes
 
 
-def app(name: str) -> typer.Typer:
+def app(name: str) -> AppFor:
     """The app of the command."""
     help = "Hold predictions against PyTorch: your sizes, a model scaled down, or (with neither) the standard grid."
     return command_app(name, help, FLAGS, validate)
