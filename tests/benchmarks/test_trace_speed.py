@@ -51,7 +51,7 @@ def whole_trace(made: Source) -> None:
     figures(traced(made, Settings()).forms)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert-base", "t5-base"])
+@pytest.mark.parametrize("name", ["gpt2", "bert-base", "t5-small", "t5-base", "t5-3b"])
 def test_a_trace_costs_at_most_three_forward_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     made = source(name)
     whole_trace(made)

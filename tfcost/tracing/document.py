@@ -13,8 +13,9 @@ from tfcost.config import ModelConfig
 from tfcost.errors import InputError
 from tfcost.models import DOCUMENT_MODEL
 from tfcost.symbols import symbol
-from tfcost.tracing.sources import DTYPES, Source, without_initialisation
+from tfcost.tracing.sources import DTYPES, Source
 from tfcost.tracing.torch_private import torch
+from tfcost.tracing.weights import without_initialisation
 from tfcost.validate.compare import reference_options
 from tfcost.validate.reference import Transformer
 

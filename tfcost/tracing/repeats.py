@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tfcost.tracing.recorder import Frame, Recorder, SavedRecord, size_of
-from tfcost.tracing.torch_private import storage_key, torch, tree_flatten, tree_unflatten
+from tfcost.tracing.torch_private import fake_empty, storage_key, torch, tree_flatten, tree_unflatten
 
 PLAIN = (bool, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
 HOOKS = (
@@ -158,7 +158,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, replay: Any, *inputs: Any) -> Any:
         ctx.replay = replay
-        ctx.shapes = [(tuple(each.shape), each.dtype, each.device) for each in inputs]
+        ctx.shapes = [_description(each) for each in inputs]
         outputs = replay.make()
         ctx.mark_non_differentiable(*[o for o, needs in zip(outputs, replay.needs_grad, strict=True) if not needs])
         return tuple(outputs)
@@ -177,16 +177,11 @@ class _Returned:
         self.needs_grad = [n for n, passed in zip(call.needs_grad, call.passed, strict=True) if passed is None]
 
     def make(self) -> list[Any]:
-        with self._repeats.recorder.mute():
-            return [torch.empty_strided(o[0], o[1], dtype=o[2], device=o[3]) for o in self._outputs]
+        return [fake_empty(*output) for output in self._outputs]
 
     def gradients(self, shapes: list[Any], needed: tuple[bool, ...]) -> list[Any]:
         self._repeats.went_backward += 1
-        with self._repeats.recorder.mute():
-            return [
-                torch.empty(shape, dtype=dtype, device=device) if need else None
-                for (shape, dtype, device), need in zip(shapes, needed, strict=True)
-            ]
+        return [fake_empty(*shape) if need else None for shape, need in zip(shapes, needed, strict=True)]
 
 
 class Repeats:

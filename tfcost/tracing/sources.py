@@ -20,6 +20,7 @@ from tfcost.hf import read_json
 from tfcost.models import preset_names
 from tfcost.tracing.program import Build, Feed
 from tfcost.tracing.torch_private import torch
+from tfcost.tracing.weights import built_on_meta, without_initialisation
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -49,28 +50,6 @@ class Source(NamedTuple):
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     written_as: Mapping[str, Any] = MappingProxyType({})
     derived: Mapping[str, int] = MappingProxyType({})
-
-
-FAN = "_calculate_fan_in_and_fan_out"
-
-
-@contextmanager
-def without_initialisation() -> Iterator[None]:
-    """Weights are never read, so that nothing need fill them: ``torch.nn.init`` does nothing inside."""
-    init = torch.nn.init
-    names = [
-        name for name in dir(init) if name.endswith("_") and not name.startswith("_") and callable(getattr(init, name))
-    ]
-    before = {name: getattr(init, name) for name in (*names, FAN)}
-    try:
-        for name in names:
-            setattr(init, name, lambda tensor, *args, **kwargs: tensor)
-        # Its root would be taken of a symbolic size, and fix it.
-        setattr(init, FAN, lambda tensor: (1, 1))
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(init, name, function)
 
 
 def _transformers() -> Any:
@@ -153,7 +132,7 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
         from transformers.initialization import no_init_weights
 
         with no_init_weights(), without_initialisation():
-            module = cls._from_config(config, attn_implementation=kernel, dtype=DTYPES[dtype])
+            module = built_on_meta(lambda: cls._from_config(config, attn_implementation=kernel, dtype=DTYPES[dtype]))
         module.tie_weights()  # left out with the initialisation
         if stated.get("tie_word_embeddings") is False:
             untie(module, notes)
