@@ -102,7 +102,13 @@ def accumulates() -> bool:
 
 def tensors_of(values: Any) -> list[Any]:
     """The tensors in some arguments or results."""
-    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, (tuple, list)):
+        return []
+    return [tensor for value in values for tensor in tensors_of(value)]
 
 
 def size_of(value: Any) -> Size:

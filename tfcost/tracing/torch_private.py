@@ -158,6 +158,9 @@ _BINARY = (
 )  # fmt: skip
 
 
+_MAGIC = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "floordiv", "mod")
+
+
 @contextmanager
 def cached_arithmetic() -> Iterator[None]:
     """Arithmetic of symbolic sizes computed once per pair of operands: it more than halves the time of a trace.
@@ -170,11 +173,26 @@ def cached_arithmetic() -> Iterator[None]:
     answers: dict[tuple[Any, ...], Any] = {}
     constants: dict[Any, int | None] = {}
     node: Any = SymNode
+    size: Any = torch.SymInt
     environment: Any = ShapeEnv
 
     def operation(name: str, original: Any) -> Any:
         def method(self: Any, other: Any) -> Any:
             key = (name, self._expr, other._expr, self.pytype, other.pytype, id(self.shape_env))
+            found = nodes.get(key)
+            if found is None:
+                found = nodes[key] = original(self, other)
+            return found
+
+        return method
+
+    def magic(name: str, original: Any) -> Any:
+        def method(self: Any, other: Any) -> Any:
+            kind = type(other)
+            if kind is not int and kind is not size:
+                return original(self, other)
+            mine = self.node
+            key = (name, mine._expr, other if kind is int else other.node._expr, kind, id(mine.shape_env))
             found = nodes.get(key)
             if found is None:
                 found = nodes[key] = original(self, other)
@@ -219,6 +237,11 @@ def cached_arithmetic() -> Iterator[None]:
 
     changes: list[tuple[Any, str, Callable[[Any], Any]]] = [
         *[(node, name, lambda original, name=name: operation(name, original)) for name in _BINARY],
+        *[
+            (size, name, lambda original, name=name: magic(name, original))
+            for each in _MAGIC
+            for name in (f"__{each}__", f"__r{each}__")
+        ],
         (node, "wrap_int", wrapping), (node, "expr", expression), (node, "maybe_as_int", constant),
         (environment, "evaluate_sym_node", answer),
     ]  # fmt: skip

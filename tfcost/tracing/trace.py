@@ -130,7 +130,14 @@ def traced(source: Source, settings: Settings) -> Result:
                 f"at sizes of 1 {', '.join(differing)} differ from the closed form: the figures are of a run there"
             )
     else:
-        numbers = Traced(recorded, lambda value: _number(translate(value), values))
+        known: dict[Any, int] = {}
+
+        def number(value: Any) -> int:
+            if value not in known:
+                known[value] = _number(translate(value), values)
+            return known[value]
+
+        numbers = Traced(recorded, number)
     notes += semantics.notes
     return Result(source, settings, forms, numbers, method, conditions, checked, notes)
 
