@@ -194,10 +194,9 @@ def _passes(
     """
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(backward))
-        if autocast is not None:
-            stack.enter_context(torch.autocast(device, dtype=autocast))
         stack.enter_context(recorder)
-        with torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor):
+        cast = nullcontext() if autocast is None else torch.autocast(device, dtype=autocast)
+        with cast, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor):
             try:
                 out = module(*args, **kwargs)
             except Exception as error:
