@@ -188,7 +188,7 @@ def restore(modes: Mapping[Any, bool]) -> None:
 def _passes(
     module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: bool, autocast: Any, device: str
 ) -> None:
-    """One forward pass, and one backward pass from the sum of all outputs.
+    """One forward pass, and one backward pass from a gradient of each output.
 
     Autograd's engine wants a real GPU for CUDA tensors, fake ones too: without one there is the forward pass alone.
     """
@@ -205,15 +205,15 @@ def _passes(
         if not backward:
             return
         with recorder.mute():
-            leaves, _ = tree_flatten(out)
-            sums = [leaf.sum() for leaf in leaves if is_tensor(leaf) and leaf.requires_grad]
-            if not sums:
+            outputs = [leaf for leaf in tree_flatten(out)[0] if is_tensor(leaf) and leaf.requires_grad]
+            if not outputs:
                 raise InputError("no output needs a gradient; --eval traces the forward pass alone")
-            loss = sum(sums[1:], sums[0])
+            gradients = [torch.empty_like(each) for each in outputs]
         if device == "cuda" and not torch.cuda.is_available():
             return
+        recorder.sums.watch(outputs)
         recorder.in_backward = True
-        torch.autograd.backward(loss)
+        torch.autograd.backward(outputs, gradients)
 
 
 def explain(error: Exception) -> None:

@@ -183,8 +183,8 @@ def report_of(result: Result, by: str = "component", formula: bool = True) -> Re
         "mode": "train" if settings.train else "eval", "autocast": settings.autocast,
         "counts": "2 FLOPs per multiply-accumulate of every product that the program runs, forward and backward",
         "leaves_out": LEAVES_OUT, "ignored_keys": [], "method": result.method,
-        "traffic": "tensors that each op reads and writes, none in a cache; in backward, sums and copies of gradients "
-        "between equal layers are those of the layers that ran",
+        "traffic": "tensors that each op reads and writes, none in a cache; backward from a gradient of each output, "
+        "with the sums of gradients of what several ops read",
     }  # fmt: skip
     extra = {
         "valid": conditions_in_words(result), "notes": result.notes,

@@ -62,8 +62,9 @@ class Traced(Graph):
             for name, times in record.unpriced.items():
                 self.unpriced[name] += times * record.copies
             key = (
-                group_of(record.path), record.name, record.shapes, record.out_shape, record.macs,
-                record.backward_macs, record.recompute, record.backward_read, record.backward_written,
+                group_of(record.path), record.name, record.shapes, record.out_shape, record.macs, record.backward_macs,
+                record.recompute, record.read, record.written, record.backward_read, record.backward_written,
+                tuple(record.unpriced.items()),
             )  # fmt: skip
             groups.setdefault(key, []).append(record)
         used: Counter[str] = Counter()
