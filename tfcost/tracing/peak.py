@@ -6,10 +6,11 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from tfcost.errors import InputError
-from tfcost.tracing.program import is_tensor, restore
+from tfcost.tracing.program import restore
+from tfcost.tracing.recorder import tensors_of
 from tfcost.tracing.semantics import Semantics
 from tfcost.tracing.sources import DTYPES, Source
-from tfcost.tracing.torch_private import fake_mode, memory_tracker, torch, tree_flatten
+from tfcost.tracing.torch_private import fake_mode, memory_tracker, torch
 from tfcost.tracing.trace import Settings
 
 OPTIMIZER = "torch.optim.Adam, one parameter after another: two states per parameter, in its type"
@@ -37,7 +38,7 @@ def peak_of(source: Source, settings: Settings) -> dict[str, Any]:
         args, kwargs = source.feed(source.letters)
         optimizer = torch.optim.Adam(module.parameters(), foreach=False)
         tracker = memory_tracker()
-        inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if is_tensor(leaf)]
+        inputs = tensors_of((args, kwargs))
         tracker.track_external(module, optimizer, *inputs)
         stack.enter_context(semantics.functions(None))
         stack.enter_context(source.around())
@@ -65,7 +66,7 @@ def _step(
 
     with nullcontext() if settings.autocast is None else torch.autocast("cpu", dtype=DTYPES[settings.autocast]):
         out = module(*args, **kwargs)
-    sums = [leaf.sum() for leaf in tree_flatten(out)[0] if is_tensor(leaf) and leaf.requires_grad]
+    sums = [each.sum() for each in tensors_of(out) if each.requires_grad]
     if not sums:
         raise InputError("--peak: no output needs a gradient")
     loss = sum(sums[1:], sums[0])

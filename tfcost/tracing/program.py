@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, NamedTuple
 
 from tfcost.errors import InputError, TfcostError
-from tfcost.tracing.recorder import OpRecord, Recorder, SavedRecord, size_of
+from tfcost.tracing.recorder import Chosen, OpRecord, Recorder, SavedRecord, size_of, tensors_of
 from tfcost.tracing.repeats import Repeats
 from tfcost.tracing.semantics import Semantics
-from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_flatten, tree_map
+from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_map
 
 Build = Callable[[Mapping[str, Any]], Any]
 """From the sizes by letter to the module; called under fake tensors, so that no weight takes memory."""
@@ -49,6 +49,7 @@ class Recorded(NamedTuple):
     pinned: list[str]
     replays: int
     seconds: float
+    chosen: dict[Any, Chosen] = {}  # noqa: RUF012  # never changed
 
 
 class ModuleError(InputError):
@@ -96,7 +97,7 @@ def calls(recorder: Recorder, repeats: Repeats | None, names: dict[int, str], pr
                 return forward(*args, **kwargs) if repeats is None else repeats.run(self, forward, args, kwargs)
             except Exception as error:
                 if not hasattr(error, "tfcost_where"):
-                    shapes = [str(list(leaf.shape)) for leaf in tree_flatten((args, kwargs))[0] if is_tensor(leaf)]
+                    shapes = [str(list(each.shape)) for each in tensors_of((args, kwargs))]
                     error.tfcost_where = f"{name or 'the module'} ({type(self).__name__}) on {', '.join(shapes)}"  # type: ignore[attr-defined]
                 raise
 
@@ -175,7 +176,7 @@ def run(
         pinned = [letter for size, letter in letters.items() if shapes is not None and shapes.replace(size) != size]
         return Recorded(
             recorder.ops, recorder.saved, weights, guards, letters, recorder.bounds, pinned,
-            0 if repeats is None else repeats.replays, time.monotonic() - began,
+            0 if repeats is None else repeats.replays, time.monotonic() - began, recorder.chosen,
         )  # fmt: skip
 
 
@@ -205,7 +206,7 @@ def _passes(
         if not backward:
             return
         with recorder.mute():
-            outputs = [leaf for leaf in tree_flatten(out)[0] if is_tensor(leaf) and leaf.requires_grad]
+            outputs = [each for each in tensors_of(out) if each.requires_grad]
             if not outputs:
                 raise InputError("no output needs a gradient; --eval traces the forward pass alone")
             gradients = [torch.empty_like(each) for each in outputs]

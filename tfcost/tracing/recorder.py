@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfcost.graph import Size
 from tfcost.tracing.formulas import FORMULAS, Macs, Spec
@@ -35,6 +36,19 @@ ACCUMULATE = 2**63
 
 WORKSPACE = ("aten.mkldnn_rnn_layer", "aten._cudnn_rnn")
 """Ops that keep a workspace whose size only their real kernel knows."""
+
+
+CHOOSING = ("aten.nonzero", "aten.masked_select", "aten.index", "aten._unique2", "aten.unique_dim")
+"""Ops that choose elements by their values, so that no shape says how many."""
+
+
+class Chosen(NamedTuple):
+    """A size that values decide: its letter, the most that it can be, and the op and module that choose."""
+
+    letter: str
+    most: Size
+    op: str
+    path: str
 
 
 class OpRecord:
@@ -96,8 +110,14 @@ DEVICE = torch.ops.prim.device.default
 
 
 def tensors_of(values: Any) -> list[Any]:
-    """The tensors in some arguments or results."""
-    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+    """The tensors in some arguments or results, also those in a program's own dataclasses."""
+    found: list[Any] = []
+    for leaf in tree_flatten(values)[0]:
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found += tensors_of([getattr(leaf, field.name) for field in fields(leaf)])
+    return found
 
 
 def size_of(value: Any) -> Size:
@@ -133,6 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
         self.used: set[int] = set()
         self.owned: set[int] = set()
         self.bounds: list[tuple[Size, int, str]] = []
+        self.chosen: dict[Any, Chosen] = {}
         self.muted = False
         self.in_backward = False
         self._replace = replace
@@ -216,6 +237,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
         outputs = [out] if isinstance(out, torch.Tensor) else tensors_of(out)
         self.born(outputs)
         self._watch_positions(name, args, outputs)
+        if name in CHOOSING:
+            self._choose(name, args, outputs)
         if getattr(func, "is_view", False):
             if not self.in_backward:
                 self._record_of(name)  # it moves nothing, but its gradient may
@@ -342,6 +365,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
                 self._upper[key] = below
             elif isinstance(args[1], int):
                 self._upper[key] = below + args[1]
+
+    def _choose(self, name: str, args: Any, outputs: Sequence[Any]) -> None:
+        """Note sizes that values decide, and the most that they can be: all elements of what is chosen from."""
+        symbols = {each for tensor in outputs for size in _shape(tensor) for each in getattr(size, "free_symbols", ())}
+        masks = [each for each in tensors_of(args[1:]) if each.dtype == torch.bool] if name == "aten.index" else []
+        most = prod(_shape(masks[0] if masks else args[0]))
+        known: set[Any] = getattr(most, "free_symbols", set())
+        for each in sorted(symbols - known, key=str):
+            if str(each).startswith("u"):
+                self.chosen.setdefault(each, Chosen(f"u_{len(self.chosen) + 1}", most, name, self.path()))
 
     # What it keeps.
 

@@ -124,7 +124,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 def is_composite(func: Any) -> bool:
     """Whether an op has no kernel of its own, only a decomposition into others."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    name = func.name()
+    # Questions of TorchScript (aten::size) have no kernels at all, and the dispatcher does not know them.
+    known = torch._C._dispatch_has_kernel(name)
+    return bool(known and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 def cannot_follow(error: BaseException) -> str:

@@ -52,6 +52,7 @@ class Traced(Graph):
         self.kept: list[tuple[str, SavedRecord, Tensor]] = []
         self.value = value
         self._add_ops(recorded.ops)
+        self.unpriced = Counter({name: self.value(times) for name, times in self.unpriced.items()})
         self._add_saved(recorded.saved)
 
     def _add_ops(self, records: Iterable[OpRecord]) -> None:
