@@ -17,7 +17,7 @@ import sympy  # noqa: E402
 import transformers  # noqa: E402
 from trace_families import EXPERTS, FAMILIES  # noqa: E402
 from trace_fixtures import fixtures  # noqa: E402
-from trace_oracle import DTYPES, Measured, inputs_of, measure  # noqa: E402
+from trace_oracle import DTYPES, Measured, inputs_of, measure, traffic  # noqa: E402
 
 import tfcost  # noqa: E402
 from tfcost.cli.main import main  # noqa: E402
@@ -215,27 +215,57 @@ def test_programs_that_no_config_describes(name: str) -> None:
         assert evaluated.totals["forward_flops"] == measure(module, inputs, train=False).forward
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma3_text", "deepseek_v3", "t5"])
-def test_equal_layers_run_once_or_every_time(name: str, tmp_path: Path) -> None:
-    """Everything but time is the same whether equal layers share a run or not."""
-    path = tmp_path / "config.json"
+def source_at(name: str, attention: str, folder: Path) -> Any:
+    path = folder / "config.json"
     path.write_text(json.dumps(FAMILIES[name]))
-    source = from_transformers(str(path), "eager", "bf16", {"batch": 5, "seq_len": 31})
-    hints = hints_of(source)
+    sizes = {key: {"batch": 5, "seq_len": 31, "src_len": 23}[key] for key in lengths_of(name)}
+    return from_transformers(str(path), attention, "bf16", sizes)
+
+
+def check_sharing(name: str, attention: str, folder: Path) -> None:
+    """Everything but time is the same whether equal layers share a run or not: traffic of backward too."""
+    source = source_at(name, attention, folder)
     runs = []
     for share in (True, False):
         options: dict[str, Any] = {"symbolic": False, "train": True, "backward": True, "share": share}
         recorded = run(
-            source.build, source.feed, hints, semantics=Semantics("cuda", "eager"), around=source.around, **options
-        )
+            source.build, source.feed, hints_of(source), semantics=Semantics("cuda", attention), around=source.around,
+            **options,
+        )  # fmt: skip
         runs.append((recorded.replays, figures(Traced(recorded, lambda value: value))))
     assert runs[0][0] > 0 == runs[1][0]
-    if name != "gpt2":
-        # Gradients of what several layers read (an encoder's output, a rotary table, a mask) are summed between layers,
-        # in autograd's own order: what that reads and writes is no one layer's. GPT-2's layers share nothing.
-        for figures_here in (runs[0][1], runs[1][1]):
-            del figures_here["backward_read_bytes"], figures_here["backward_written_bytes"]
     assert runs[0][1] == runs[1][1]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3_text", "deepseek_v3", "t5", "bart", "albert"])
+def test_equal_layers_run_once_or_every_time(name: str, tmp_path: Path) -> None:
+    check_sharing(name, "eager", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equal_layers_of_every_family(name: str, attention: str, tmp_path: Path) -> None:
+    check_sharing(name, attention, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3_text", "t5", "albert"])
+def test_traffic_is_that_of_a_real_run(name: str, tmp_path: Path) -> None:
+    """Bytes read and written, sums of gradients included, against every op that PyTorch runs on real tensors."""
+    source = source_at(name, "eager", tmp_path)
+    recorded = run(
+        source.build, source.feed, hints_of(source), symbolic=False, train=True, backward=True,
+        semantics=Semantics("cpu", "eager"), around=source.around,
+    )  # fmt: skip
+    found = figures(Traced(recorded, lambda value: value))
+    config = transformers.CONFIG_MAPPING[name].from_dict(dict(FAMILIES[name]))
+    config.use_cache = False
+    cls = getattr(transformers, FAMILIES[name]["architectures"][0])
+    module = cls._from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
+    with source.around():
+        assert traffic(module, inputs_of(config, hints_of(source), torch.bfloat16)) == tuple(
+            found[f"{part}_bytes"] for part in ("forward_read", "forward_written", "backward_read", "backward_written")
+        )
 
 
 def test_a_layer_that_looks_at_its_index_is_not_shared() -> None:

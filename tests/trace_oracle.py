@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -89,3 +91,40 @@ def measure(module: Any, inputs: Mapping[str, Any] | tuple[Any, ...], train: boo
     module.zero_grad(set_to_none=True)
     parameters = sum(p.numel() for p in module.parameters())
     return Measured(forward.get_total_flops(), backward.get_total_flops(), sum(kept.values()), parameters)
+
+
+class Traffic(TorchDispatchMode):  # type: ignore[misc]
+    """Adds up the bytes of the tensors that every op but views reads and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = self.written = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.read += sum(map(real_bytes, tensors_in((args, kwargs))))
+            self.written += sum(map(real_bytes, tensors_in(out)))
+        return out
+
+
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def real_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that are there: an axis along which a tensor is only repeated has stride 0."""
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0]
+    return math.prod(sizes) * tensor.itemsize
+
+
+def traffic(module: Any, inputs: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Bytes that the ops of a forward and a backward pass (from a gradient of each output) read and write."""
+    module.train()
+    with Traffic() as forward:
+        out = module(**inputs)
+    outputs = [each for each in tensors_in(out) if each.requires_grad]
+    gradients = [torch.ones_like(each) for each in outputs]
+    with Traffic() as backward:
+        torch.autograd.backward(outputs, gradients)
+    return forward.read, forward.written, backward.read, backward.written

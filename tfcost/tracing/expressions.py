@@ -44,7 +44,8 @@ def standard(expr: Any) -> Any:
         (Min, sympy.Min),
     ):
         expr = expr.replace(ours, theirs)
-    return expr
+    # sympy takes whole parts out of a floor, and looks at what is left (-1/N, say) only when asked again.
+    return expr.replace(sympy.floor, lambda x: sympy.floor(sympy.expand(x)).replace(sympy.floor, sympy.floor))
 
 
 def of_sizes(condition: Any) -> bool:

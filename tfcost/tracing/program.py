@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, NamedTuple
 
 from tfcost.errors import InputError, TfcostError
-from tfcost.tracing.recorder import OpRecord, Recorder, SavedRecord, size_of
+from tfcost.tracing.recorder import Chosen, OpRecord, Recorder, SavedRecord, size_of, tensors_of
 from tfcost.tracing.repeats import Repeats
 from tfcost.tracing.semantics import Semantics
-from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_flatten, tree_map
+from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_map
 
 Build = Callable[[Mapping[str, Any]], Any]
 """From the sizes by letter to the module; called under fake tensors, so that no weight takes memory."""
@@ -49,6 +49,7 @@ class Recorded(NamedTuple):
     pinned: list[str]
     replays: int
     seconds: float
+    chosen: dict[Any, Chosen] = {}  # noqa: RUF012  # never changed
 
 
 class ModuleError(InputError):
@@ -96,7 +97,7 @@ def calls(recorder: Recorder, repeats: Repeats | None, names: dict[int, str], pr
                 return forward(*args, **kwargs) if repeats is None else repeats.run(self, forward, args, kwargs)
             except Exception as error:
                 if not hasattr(error, "tfcost_where"):
-                    shapes = [str(list(leaf.shape)) for leaf in tree_flatten((args, kwargs))[0] if is_tensor(leaf)]
+                    shapes = [str(list(each.shape)) for each in tensors_of((args, kwargs))]
                     error.tfcost_where = f"{name or 'the module'} ({type(self).__name__}) on {', '.join(shapes)}"  # type: ignore[attr-defined]
                 raise
 
@@ -175,7 +176,7 @@ def run(
         pinned = [letter for size, letter in letters.items() if shapes is not None and shapes.replace(size) != size]
         return Recorded(
             recorder.ops, recorder.saved, weights, guards, letters, recorder.bounds, pinned,
-            0 if repeats is None else repeats.replays, time.monotonic() - began,
+            0 if repeats is None else repeats.replays, time.monotonic() - began, recorder.chosen,
         )  # fmt: skip
 
 
@@ -188,16 +189,15 @@ def restore(modes: Mapping[Any, bool]) -> None:
 def _passes(
     module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: bool, autocast: Any, device: str
 ) -> None:
-    """One forward pass, and one backward pass from the sum of all outputs.
+    """One forward pass, and one backward pass from a gradient of each output.
 
     Autograd's engine wants a real GPU for CUDA tensors, fake ones too: without one there is the forward pass alone.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(backward))
-        if autocast is not None:
-            stack.enter_context(torch.autocast(device, dtype=autocast))
         stack.enter_context(recorder)
-        with torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor):
+        cast = nullcontext() if autocast is None else torch.autocast(device, dtype=autocast)
+        with cast, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor):
             try:
                 out = module(*args, **kwargs)
             except Exception as error:
@@ -206,15 +206,15 @@ def _passes(
         if not backward:
             return
         with recorder.mute():
-            leaves, _ = tree_flatten(out)
-            sums = [leaf.sum() for leaf in leaves if is_tensor(leaf) and leaf.requires_grad]
-            if not sums:
+            outputs = [each for each in tensors_of(out) if each.requires_grad]
+            if not outputs:
                 raise InputError("no output needs a gradient; --eval traces the forward pass alone")
-            loss = sum(sums[1:], sums[0])
+            gradients = [torch.empty_like(each) for each in outputs]
         if device == "cuda" and not torch.cuda.is_available():
             return
+        recorder.sums.watch(outputs)
         recorder.in_backward = True
-        torch.autograd.backward(loss)
+        torch.autograd.backward(outputs, gradients)
 
 
 def explain(error: Exception) -> None:

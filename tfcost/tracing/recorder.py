@@ -8,14 +8,16 @@ whose gradient it makes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfcost.graph import Size
 from tfcost.tracing.formulas import FORMULAS, Macs, Spec
 from tfcost.tracing.products_none import has_no_product
+from tfcost.tracing.sums import Sums
 from tfcost.tracing.torch_private import (
     FakeTensor,
     TorchDispatchMode,
@@ -34,6 +36,19 @@ ACCUMULATE = 2**63
 
 WORKSPACE = ("aten.mkldnn_rnn_layer", "aten._cudnn_rnn")
 """Ops that keep a workspace whose size only their real kernel knows."""
+
+
+CHOOSING = ("aten.nonzero", "aten.masked_select", "aten.index", "aten._unique2", "aten.unique_dim")
+"""Ops that choose elements by their values, so that no shape says how many."""
+
+
+class Chosen(NamedTuple):
+    """A size that values decide: its letter, the most that it can be, and the op and module that choose."""
+
+    letter: str
+    most: Size
+    op: str
+    path: str
 
 
 class OpRecord:
@@ -94,21 +109,19 @@ NO_PRODUCT = Macs(0)
 DEVICE = torch.ops.prim.device.default
 
 
-def accumulates() -> bool:
-    """Whether the node that is running puts a gradient into its parameter."""
-    node = current_node()
-    return node is not None and node._sequence_nr() >= ACCUMULATE
-
-
 def tensors_of(values: Any) -> list[Any]:
-    """The tensors in some arguments or results."""
+    """The tensors in some arguments or results, also those in a program's own dataclasses."""
     if isinstance(values, torch.Tensor):
         return [values]
-    if isinstance(values, dict):
-        values = values.values()
-    elif not isinstance(values, (tuple, list)):
+    if isinstance(values, (tuple, list)):
+        parts: Iterable[Any] = values
+    elif isinstance(values, dict):
+        parts = values.values()
+    elif is_dataclass(values) and not isinstance(values, type):
+        parts = [getattr(values, field.name) for field in fields(values)]
+    else:
         return []
-    return [tensor for value in values for tensor in tensors_of(value)]
+    return [tensor for value in parts for tensor in tensors_of(value)]
 
 
 def size_of(value: Any) -> Size:
@@ -117,12 +130,19 @@ def size_of(value: Any) -> Size:
 
 
 class Frame:
-    """What a module's call recorded, so that it can be counted again for a call that is proved to be the same."""
+    """What a module's call recorded, so that it can be counted again for a call that is proved to be the same.
 
-    def __init__(self, born: int) -> None:
+    Nodes numbered from ``first`` to before ``end`` are of its forward pass. ``between`` stands for what its backward
+    does that is no single op's; its ``copies`` are how often the frame runs.
+    """
+
+    def __init__(self, path: str, born: int, first: int) -> None:
         self.ops: Counter[OpRecord] = Counter()
         self.saved: list[tuple[int, SavedRecord, bool]] = []
         self.born = born
+        self.first = first
+        self.end = -1
+        self.between = OpRecord(path, "gradient")
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no types
@@ -133,12 +153,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
         self.ops: list[OpRecord] = []
         self.saved: list[SavedRecord] = []
         self.frames: list[Frame] = []
+        self.sums = Sums(self)
+        self.used: set[int] = set()
         self.owned: set[int] = set()
         self.bounds: list[tuple[Size, int, str]] = []
+        self.chosen: dict[Any, Chosen] = {}
         self.muted = False
         self.in_backward = False
         self._replace = replace
         self._stack: list[str] = []
+        self._closed: list[Frame] = []
+        self._around: dict[int, list[Frame]] = {}
+        self._outermost: OpRecord | None = None
         self._by_number: dict[int, OpRecord] = {}
         self._seen_saved: set[int] = set()
         self._births: dict[int, int] = {}
@@ -215,16 +241,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
         outputs = [out] if isinstance(out, torch.Tensor) else tensors_of(out)
         self.born(outputs)
         self._watch_positions(name, args, outputs)
+        if name in CHOOSING:
+            self._choose(name, args, outputs)
         if getattr(func, "is_view", False):
             if not self.in_backward:
                 self._record_of(name)  # it moves nothing, but its gradient may
             return
         inputs = tensors_of((args, kwargs))
         work = self._work_of(name, func, args, out)
-        read = sum([self._touched(tensor) for tensor in inputs])
-        written = sum([self._touched(tensor) for tensor in outputs])
-        if self.in_backward and accumulates():
-            return  # a real run takes a gradient over as it is; here somebody still holds it, and it is copied
+        read = sum([self.touched(tensor) for tensor in inputs])
+        written = sum([self.touched(tensor) for tensor in outputs])
+        if self.in_backward and self._between_nodes():
+            return
         record = self._record_of(name)
         if self.in_backward:
             record.backward_read += read
@@ -235,6 +263,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
                 record.backward_macs += work.macs
                 record.recompute += work.recompute
             return
+        self.used.update([key for key in map(storage_key, inputs) if key in self.owned])
         record.read, record.written = read, written
         record.shapes = tuple([_shape(tensor) for tensor in inputs])
         if outputs:
@@ -261,17 +290,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
             self._priceless[func] = known
         return NO_PRODUCT if known else None
 
+    def _between_nodes(self) -> bool:
+        """Whether autograd itself is at work: it adds gradients up, which :class:`Sums` counts, or hands them over.
+
+        A real run takes a parameter's gradient over as it is; here somebody still holds it, and it is copied.
+        """
+        node = current_node()
+        if node is None:
+            return False
+        number = int(node._sequence_nr())
+        return number >= ACCUMULATE or number == self.sums.running
+
     def _record_of(self, name: str) -> OpRecord:
         """A new record for a forward op; for a backward op, that of the forward op whose gradient it makes."""
         if self.in_backward:
             node = current_node()
-            number = ACCUMULATE if node is None else node._sequence_nr()
-            found = self._by_number.get(number)
-            if found is None:
-                # What sums gradients between layers, or stands for a layer that is counted elsewhere.
-                found = self._by_number[number] = OpRecord("", "gradient")
-                self.ops.append(found)
-            return found
+            return self.record_numbered(ACCUMULATE if node is None else node._sequence_nr())
         record = OpRecord(self.path(), name.partition(".")[2])
         self.ops.append(record)
         self._by_number.setdefault(forward_number(), record)
@@ -279,12 +313,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
             frame.ops[record] += 1
         return record
 
-    def _touched(self, tensor: Any) -> Size:
-        """The bytes that are really there: an axis along which a tensor is only repeated (stride 0) is read once."""
+    def record_numbered(self, number: int) -> OpRecord:
+        """The record of the forward op with this number; that of the frame where no op has it."""
+        found = self._by_number.get(number)
+        if found is None:
+            inside = self.frames_of(number)
+            found = self._by_number[number] = self.record_between(inside[0] if inside else None)
+        return found
+
+    def record_between(self, frame: Frame | None) -> OpRecord:
+        """What the backward of a frame, or of the whole program, does that is no single op's."""
+        if frame is not None:
+            return frame.between
+        if self._outermost is None:
+            self._outermost = OpRecord("", "gradient")
+            self.ops.append(self._outermost)
+        return self._outermost
+
+    def touched(self, tensor: Any, whole: bool = False) -> Size:
+        """The bytes that are really there: an axis along which a tensor is only repeated (stride 0) is read once.
+
+        With ``whole``, those of a tensor of this shape in which nothing is repeated.
+        """
         sizes = tuple([
             size_of(size)
             for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            if not (isinstance(stride, int) and stride == 0)
+            if whole or not (isinstance(stride, int) and stride == 0)
         ])  # fmt: skip
         key = (sizes, tensor.dtype)
         found = self._bytes.get(key)
@@ -315,6 +369,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
                 self._upper[key] = below
             elif isinstance(args[1], int):
                 self._upper[key] = below + args[1]
+
+    def _choose(self, name: str, args: Any, outputs: Sequence[Any]) -> None:
+        """Note sizes that values decide, and the most that they can be: all elements of what is chosen from."""
+        symbols = {each for tensor in outputs for size in _shape(tensor) for each in getattr(size, "free_symbols", ())}
+        masks = [each for each in tensors_of(args[1:]) if each.dtype == torch.bool] if name == "aten.index" else []
+        most = prod(_shape(masks[0] if masks else args[0]))
+        known: set[Any] = getattr(most, "free_symbols", set())
+        for each in sorted(symbols - known, key=str):
+            if str(each).startswith("u"):
+                self.chosen.setdefault(each, Chosen(f"u_{len(self.chosen) + 1}", most, name, self.path()))
 
     # What it keeps.
 
@@ -354,12 +418,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
                 self._alive.append(tensor.untyped_storage())
 
     def sum_again(self, tensors: Sequence[Any]) -> None:
-        """Parameters that one more call uses: their gradients are summed once more."""
+        """Parameters that one more call uses: the gradients of those that were used before are summed once more."""
         record = OpRecord(self.path(), "gradient")
         for tensor in tensors:
-            if tensor.requires_grad:
-                record.backward_read += 2 * self._touched(tensor)
-                record.backward_written += self._touched(tensor)
+            if tensor.requires_grad and storage_key(tensor) in self.used:
+                record.backward_read += 2 * self.touched(tensor)
+                record.backward_written += self.touched(tensor)
+        self.used.update(map(storage_key, tensors))
+        if record.empty:
+            return
         self.ops.append(record)
         for frame in self.frames:
             frame.ops[record] += 1
@@ -370,9 +437,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
 
     def open_frame(self) -> Frame:
         """Begin to note what is recorded, for :mod:`tfcost.tracing.repeats`."""
-        frame = Frame(len(self._alive))
+        frame = Frame(self.path(), len(self._alive), forward_number() + 1)
         self.frames.append(frame)
+        self.ops.append(frame.between)
+        for each in self.frames:
+            each.ops[frame.between] += 1
         return frame
+
+    def close_frame(self, frame: Frame) -> None:
+        """Note no more."""
+        self.frames.remove(frame)
+        frame.end = forward_number() + 1
+        self._closed.append(frame)
+
+    def frames_of(self, number: int) -> list[Frame]:
+        """The frames in whose forward a node was made, the innermost first; in backward, when all are closed."""
+        found = self._around.get(number)
+        if found is None:
+            # Inner frames are closed before outer ones.
+            found = self._around[number] = [each for each in self._closed if each.first <= number < each.end]
+        return found
 
     def name_saved(self) -> None:
         """Say for each kept storage which op keeps it; the op runs after its inputs are kept, so only now is it known.

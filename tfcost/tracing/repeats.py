@@ -157,6 +157,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, replay: Any, *inputs: Any) -> Any:
+        ctx.set_materialize_grads(False)  # an output that nobody uses has no gradient
         ctx.replay = replay
         ctx.shapes = [_description(each) for each in inputs]
         outputs = replay.make()
@@ -235,7 +236,7 @@ class Repeats:
                 integers[path] != others[path] and (number, path) in self._looked_at for path in self._differing[number]
             ):
                 self.replays += 1
-                if call.module == id(module) and torch.is_grad_enabled():
+                if torch.is_grad_enabled():
                     self.recorder.sum_again(list(module.parameters()))
                 return self._replay(call, leaves)
         return self._first(module, known, asked, forward, args, kwargs, leaves)
@@ -272,7 +273,7 @@ class Repeats:
         finally:
             for owner, name, value in undo:
                 owner.__dict__[name] = value
-            recorder.frames.remove(frame)
+            recorder.close_frame(frame)
         outputs, spec = tree_flatten(out)
         if not all(isinstance(o, torch.Tensor) or o is None for o in outputs):
             return out
@@ -328,7 +329,7 @@ class Repeats:
         outputs: list[Any] = []
         fresh: list[Any] = []
         if returned.needs_grad:
-            inputs = [t for t in tensors if t.requires_grad]
+            inputs = list({id(t): t for t in tensors if t.requires_grad}.values())  # one gradient for each
             if any(returned.needs_grad) and not inputs:
                 with recorder.mute():
                     inputs = [torch.empty((), requires_grad=True)]

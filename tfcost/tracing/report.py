@@ -29,7 +29,7 @@ class TraceForms:
 
     def __init__(self, result: Result) -> None:
         self._forms = figures(result.forms)
-        sizes = {**result.source.letters, **result.source.derived}
+        sizes = {**result.source.letters, **result.source.derived, **result.chosen}
         self.values = {symbol(letter): size for letter, size in sizes.items()}
 
     def formulas(self, keys: Any = None) -> dict[str, Formula]:
@@ -166,7 +166,7 @@ def totals_of(result: Result) -> dict[str, Any]:
         for key in ("backward_flops", "train_flops", "hardware_flops", "train_flops_per_token", "activation_bytes",
                     "id_bytes", "backward_read_bytes", "backward_written_bytes", "flash_recompute_flops"):  # fmt: skip
             totals.pop(key, None)
-    totals["incomplete"] = bool(result.forms.unpriced)
+    totals["incomplete"] = bool(result.numbers.unpriced)
     return totals
 
 
@@ -183,17 +183,17 @@ def report_of(result: Result, by: str = "component", formula: bool = True) -> Re
         "mode": "train" if settings.train else "eval", "autocast": settings.autocast,
         "counts": "2 FLOPs per multiply-accumulate of every product that the program runs, forward and backward",
         "leaves_out": LEAVES_OUT, "ignored_keys": [], "method": result.method,
-        "traffic": "tensors that each op reads and writes, none in a cache; in backward, sums and copies of gradients "
-        "between equal layers are those of the layers that ran",
+        "traffic": "tensors that each op reads and writes, none in a cache; backward from a gradient of each output, "
+        "with the sums of gradients of what several ops read",
     }  # fmt: skip
     extra = {
         "valid": conditions_in_words(result), "notes": result.notes,
-        "unpriced": [{"op": name, "count": int(count)} for name, count in sorted(result.forms.unpriced.items())],
+        "unpriced": [{"op": name, "count": int(count)} for name, count in sorted(result.numbers.unpriced.items())],
         "saved_tensors": saved_rows(result), "seconds": round(result.forms.recorded.seconds, 3),
     }  # fmt: skip
     warnings = []
-    if result.forms.unpriced:
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(result.forms.unpriced.items()))
+    if result.numbers.unpriced:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(result.numbers.unpriced.items()))
         warnings.append(f"the totals are incomplete: no price for {names}")
     model = {"name": source.name, "class": source.kind}
     return Report(

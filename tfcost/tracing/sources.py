@@ -296,8 +296,13 @@ def from_factory(name: str, make: Callable[[], Any]) -> Source:
     """A callable that returns ``(module, inputs)`` or ``(module, inputs, dynamic)``; it is called for each trace."""
 
     def made() -> tuple[Any, Any, Dynamic]:
-        with without_initialisation():
-            result = make()
+        try:
+            with without_initialisation():
+                result = make()
+        except TfcostError:
+            raise
+        except Exception as error:  # the person's own code
+            raise InputError(f"{name} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
         if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], torch.nn.Module):
             raise InputError(
                 f"{name} must return (module, inputs) or (module, inputs, dynamic), with a torch.nn.Module"

@@ -103,13 +103,30 @@ def check_cuda() -> None:
         )
 
 
+class _NoHook:
+    """Stands for the hook on a parameter that has no gradient to hook into."""
+
+    def remove(self) -> None:
+        """There is none."""
+
+
 def memory_tracker() -> Any:
-    """PyTorch's own tracker of memory by category."""
+    """PyTorch's own tracker of memory by category; it also takes modules with frozen parameters."""
     try:
-        from torch.distributed._tools.mem_tracker import MemTracker
+        from torch.distributed._tools import mem_tracker
     except ImportError as error:
         raise InputError(f"--peak uses torch.distributed._tools.MemTracker, which this build lacks: {error}") from None
-    return MemTracker()
+    base: Any = mem_tracker.MemTracker
+
+    class Tracker(base):  # type: ignore[misc]  # the base has no types
+        def _track_module_params_and_buffers(self, module: Any, install_grad_hooks: bool = True) -> Any:
+            # The base hooks into every parameter's gradient, and PyTorch refuses that on one that has none.
+            for parameter in module.parameters():
+                if not parameter.requires_grad:
+                    self._param_to_grad_hook_handles[parameter] = (_NoHook(), _NoHook())
+            return super()._track_module_params_and_buffers(module, install_grad_hooks)
+
+    return Tracker()
 
 
 def forward_number() -> int:
@@ -129,7 +146,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 def is_composite(func: Any) -> bool:
     """Whether an op has no kernel of its own, only a decomposition into others."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    name = func.name()
+    # Questions of TorchScript (aten::size) have no kernels at all, and the dispatcher does not know them.
+    known = torch._C._dispatch_has_kernel(name)
+    return bool(known and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 def cannot_follow(error: BaseException) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sympy import Eq, Mod
 
 from tfcost.errors import InputError
-from tfcost.symbols import symbol
+from tfcost.symbols import symbol, written
 from tfcost.tracing.expressions import Translator, bounds_first, holds, in_words, of_sizes, standard
 from tfcost.tracing.polynomial import CHECKS, DEGREE, NotPolynomial, Point, solve
 from tfcost.tracing.program import ModuleError, Recorded, run
@@ -34,7 +35,8 @@ class Settings(NamedTuple):
 class Result(NamedTuple):
     """A traced program: ``forms`` is its graph in letters, ``numbers`` the same at the chosen sizes.
 
-    ``method`` is ``symbolic`` or ``polynomial``; ``conditions`` are what must hold of the letters for the closed forms.
+    ``method`` is ``symbolic`` or ``polynomial``; ``conditions`` are what must hold of the letters for the closed forms,
+    ``chosen`` the sizes that values decide, at the most that they can be.
     """
 
     source: Source
@@ -45,6 +47,7 @@ class Result(NamedTuple):
     conditions: list[Any]
     checked: list[Point]
     notes: list[str]
+    chosen: Mapping[str, int] = MappingProxyType({})
 
 
 def primes() -> list[int]:
@@ -110,7 +113,8 @@ def traced(source: Source, settings: Settings) -> Result:
             f"solved exactly from runs on fake tensors and equal to further runs at "
             + " and ".join(", ".join(f"{k}={v}" for k, v in point.items()) for point in checked)
         )
-    translate = Translator(recorded.letters, source.written_as)
+    by_values = {each: chosen.letter for each, chosen in recorded.chosen.items()}
+    translate = Translator({**recorded.letters, **by_values}, source.written_as)
     forms = Traced(recorded, translate)
     if method == "symbolic":
         guards = [standard(each.xreplace(translate.symbols)) for each in recorded.guards if of_sizes(each)]
@@ -118,8 +122,16 @@ def traced(source: Source, settings: Settings) -> Result:
         conditions = bounds_first([*guards, *tables])
     sizes = {**source.letters, **source.derived}
     values = {symbol(letter): size for letter, size in sizes.items()}
-    inside = holds(conditions, sizes)
-    if source.letters and (not inside or 1 in source.letters.values()):
+    most: dict[str, int] = {}
+    for letter, limit, op, path in recorded.chosen.values():
+        most[letter] = _number(translate(limit), values)
+        values[symbol(letter)] = most[letter]
+        notes.append(
+            f"{letter} is how many elements {op} chooses in {path or 'the module'}, which values decide: "
+            f"the figures take all, {written(translate(limit))}"
+        )
+    inside = holds(conditions, {**sizes, **most})
+    if source.letters and not most and (not inside or method == "polynomial" or 1 in source.letters.values()):
         numbers = Traced(concrete(source.letters), lambda value: value)
         if not inside:
             notes.append(
@@ -127,7 +139,7 @@ def traced(source: Source, settings: Settings) -> Result:
             )
         elif differing := _differences(forms, numbers, values):
             notes.append(
-                f"at sizes of 1 {', '.join(differing)} differ from the closed form: the figures are of a run there"
+                f"at these sizes {', '.join(differing)} differ from the closed form: the figures are of a run there"
             )
     else:
         known: dict[Any, int] = {}
@@ -139,7 +151,7 @@ def traced(source: Source, settings: Settings) -> Result:
 
         numbers = Traced(recorded, number)
     notes += semantics.notes
-    return Result(source, settings, forms, numbers, method, conditions, checked, notes)
+    return Result(source, settings, forms, numbers, method, conditions, checked, notes, most)
 
 
 def _number(value: Any, values: Mapping[Any, int]) -> int:

@@ -52,6 +52,7 @@ class Traced(Graph):
         self.kept: list[tuple[str, SavedRecord, Tensor]] = []
         self.value = value
         self._add_ops(recorded.ops)
+        self.unpriced = Counter({name: self.value(times) for name, times in self.unpriced.items()})
         self._add_saved(recorded.saved)
 
     def _add_ops(self, records: Iterable[OpRecord]) -> None:
@@ -62,8 +63,9 @@ class Traced(Graph):
             for name, times in record.unpriced.items():
                 self.unpriced[name] += times * record.copies
             key = (
-                group_of(record.path), record.name, record.shapes, record.out_shape, record.macs,
-                record.backward_macs, record.recompute, record.backward_read, record.backward_written,
+                group_of(record.path), record.name, record.shapes, record.out_shape, record.macs, record.backward_macs,
+                record.recompute, record.read, record.written, record.backward_read, record.backward_written,
+                tuple(record.unpriced.items()),
             )  # fmt: skip
             groups.setdefault(key, []).append(record)
         used: Counter[str] = Counter()
