@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tfcost.errors import InputError, TfcostError
 from tfcost.tracing.recorder import Chosen, OpRecord, Recorder, SavedRecord, size_of, tensors_of
 from tfcost.tracing.repeats import Repeats
+from tfcost.tracing.results import Results
 from tfcost.tracing.semantics import Semantics
 from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_map
 
@@ -156,7 +157,7 @@ def run(
             if not backward:
                 args, kwargs = tree_map(lambda leaf: leaf.detach() if is_tensor(leaf) else leaf, (args, kwargs))
             weights = weights_of(module)
-            recorder = Recorder(semantics.result)
+            recorder = Recorder(semantics.result, Results() if symbolic else None)
             recorder.own(module)
             repeats = Repeats(module, recorder) if share else None
             names = {id(each): name for name, each in module.named_modules()}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from tfcost.graph import Size
 from tfcost.tracing.formulas import FORMULAS, Macs, Spec
 from tfcost.tracing.products_none import has_no_product
+from tfcost.tracing.results import Results, size_of
 from tfcost.tracing.sums import Sums
 from tfcost.tracing.torch_private import (
     FakeTensor,
@@ -26,7 +27,6 @@ from tfcost.tracing.torch_private import (
     is_composite,
     storage_key,
     torch,
-    tree_flatten,
     tree_map,
 )
 
@@ -124,11 +124,6 @@ def tensors_of(values: Any) -> list[Any]:
     return [tensor for value in parts for tensor in tensors_of(value)]
 
 
-def size_of(value: Any) -> Size:
-    """A size as an int or as the expression behind a symbolic one."""
-    return value if isinstance(value, int) else value.node.expr
-
-
 class Frame:
     """What a module's call recorded, so that it can be counted again for a call that is proved to be the same.
 
@@ -148,7 +143,7 @@ class Frame:
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no types
     """Records ops below autograd. ``path()`` is the module that is running; ``replace`` may change an op's result."""
 
-    def __init__(self, replace: Callable[[str, Any], Any] | None = None) -> None:
+    def __init__(self, replace: Callable[[str, Any], Any] | None = None, results: Results | None = None) -> None:
         super().__init__()
         self.ops: list[OpRecord] = []
         self.saved: list[SavedRecord] = []
@@ -161,6 +156,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
         self.muted = False
         self.in_backward = False
         self._replace = replace
+        self._results = results
         self._stack: list[str] = []
         self._closed: list[Frame] = []
         self._around: dict[int, list[Frame]] = {}
@@ -222,7 +218,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
             # Its decomposition draws random numbers, of which only the shapes are wanted.
             out = (torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool))
         else:
-            out = func(*args, **kwargs)
+            out = func(*args, **kwargs) if self._results is None else self._results.run(func, args, kwargs)
         if self._replace is not None:
             out = self._replace(name, out)
         self._record(name, func, args, kwargs, out)

@@ -23,6 +23,7 @@ except ImportError:
 try:
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
     from torch._subclasses.fake_tensor import DynamicOutputShapeException as _DynamicOutputShape
+    from torch._subclasses.fake_tensor import in_kernel_invocation_manager as in_kernel
     from torch._subclasses.fake_tensor import unset_fake_temporarily as outside_fake
     from torch.fx.experimental.sym_node import SymNode
     from torch.fx.experimental.symbolic_shapes import (
@@ -46,8 +47,9 @@ except (ImportError, AttributeError, KeyError) as error:
 __all__ = [
     "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv", "Max", "Min",
     "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "active_fake_mode", "as_fake_tensor", "cached_arithmetic",
-    "cannot_follow", "check_cuda", "current_node", "fake_empty", "fake_like", "fake_mode", "forward_number", "is_composite", "memory_tracker",
-    "outside_fake", "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
+    "cannot_follow", "check_cuda", "current_node", "fake_empty", "fake_like", "fake_mode", "fake_view",
+    "forward_number", "is_composite", "memory_tracker", "outside_fake", "sizes", "storage_key", "torch",
+    "tree_flatten", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
 
@@ -87,10 +89,18 @@ def fake_like(tensor: torch.Tensor, mode: Any, device: torch.device) -> Any:
 
 
 def fake_empty(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """``torch.empty_strided`` of a fake tensor, past every mode: nothing sees it made, and it takes a tenth the time."""
+    """``torch.empty_strided`` of a fake tensor, past every mode: unseen by any, and in a tenth of the time."""
     mode = active_fake_mode()
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, made, device)
+
+
+def fake_view(tensor: Any, shape: Any, stride: Any, offset: Any, device: torch.device) -> Any:
+    """``torch.as_strided`` of a fake tensor, past every mode."""
+    mode = active_fake_mode()
+    with in_kernel(mode), torch._C.DisableTorchFunction():
+        made = torch.ops.aten.as_strided.default(tensor, shape, stride, offset)
     return FakeTensor(mode, made, device)
 
 
