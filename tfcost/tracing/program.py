@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, NamedTuple
 
 from tfcost.errors import InputError, TfcostError
-from tfcost.tracing.recorder import Chosen, OpRecord, Recorder, SavedRecord, size_of, tensors_of
+from tfcost.tracing.recorder import Chosen, OpRecord, Recorder, SavedRecord, tensors_of
 from tfcost.tracing.repeats import Repeats
-from tfcost.tracing.results import Results
+from tfcost.tracing.results import Results, size_of
 from tfcost.tracing.semantics import Semantics
 from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_map
 
