@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfcost.tracing.recorder import Frame, Recorder, SavedRecord, size_of
+from tfcost.tracing.recorder import Recorder, size_of
+from tfcost.tracing.records import Frame, SavedRecord
 from tfcost.tracing.torch_private import storage_key, torch, tree_flatten, tree_unflatten
 
 PLAIN = (bool, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
