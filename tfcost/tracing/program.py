@@ -14,7 +14,7 @@ from tfcost.tracing.recorder import Recorder, size_of, tensors_of
 from tfcost.tracing.records import Chosen, OpRecord, SavedRecord
 from tfcost.tracing.repeats import Repeats
 from tfcost.tracing.semantics import Semantics
-from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_map
+from tfcost.tracing.torch_private import assumed_gpu, cached_arithmetic, fake_mode, sizes, torch, tree_map
 
 Build = Callable[[Mapping[str, Any]], Any]
 """From the sizes by letter to the module; called under fake tensors, so that no weight takes memory."""
@@ -147,6 +147,8 @@ def run(
         if open_letters:
             given |= dict(zip(open_letters, sizes(mode, [hints[each] for each in open_letters]), strict=True))
         letters = {size_of(given[letter]): letter for letter in open_letters}
+        if device == "cuda":
+            stack.enter_context(assumed_gpu())
         with mode, nullcontext() if device == "cpu" else torch.device(device):
             built = build(given)
             # A module that exists already comes with the means to put its own weights back.
