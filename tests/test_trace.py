@@ -357,6 +357,20 @@ def test_semantics_and_kernels_differ_as_they_do() -> None:
     assert math["activation_bytes"] > cpu["activation_bytes"]
 
 
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "bert", "t5", "swin"])
+def test_fake_cuda_tensors_keep_what_cuda_semantics_keep(name: str, attention: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FAMILIES[name]))
+    sizes = lengths_of(name) | ({"seq_len": 32} if "seq_len" in lengths_of(name) else {})
+    real, replaced = (
+        tfcost.trace(path, attention=attention, formula=False, torch_device=device, **sizes).totals
+        for device in ("cuda", "cpu")
+    )
+    assert real == replaced
+
+
 def test_autocast_keeps_half_precision_copies() -> None:
     full = tfcost.trace("bert-tiny", batch=3, seq_len=64, dtype="fp32").totals
     cast = tfcost.trace("bert-tiny", batch=3, seq_len=64, dtype="fp32", autocast="bf16").totals

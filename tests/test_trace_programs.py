@@ -18,7 +18,7 @@ from trace_oracle import measure  # noqa: E402
 import tfcost  # noqa: E402
 from tfcost.errors import InputError  # noqa: E402
 from tfcost.symbols import symbol  # noqa: E402
-from tfcost.tracing.sources import from_factory  # noqa: E402
+from tfcost.tracing.modules import from_factory  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -196,3 +196,53 @@ def test_guards_are_shown() -> None:
     )
     assert report.extra["valid"] != []
     assert sympy.expand(report.formulas["forward_flops"].expr - 512 * B * N) == 0
+
+
+@pytest.mark.parametrize("how", ["module", "callable"])
+def test_a_type_is_given_or_the_modules_own(how: str) -> None:
+    def make() -> Any:
+        return nn.Sequential(linear(), nn.GELU(), linear()), (x(),), TOKENS
+
+    def traced(dtype: str | None) -> Any:
+        if how == "module":
+            module, inputs, dynamic = make()
+            report = tfcost.trace(module, inputs, dynamic=dynamic, dtype=dtype)
+            assert {p.dtype for p in module.parameters()} == {torch.float32}
+            return report
+        from tfcost.tracing.report import report_of
+        from tfcost.tracing.trace import Settings
+        from tfcost.tracing.trace import traced as run
+
+        source = from_factory("make", make, dtype)
+        return report_of(run(source, Settings(dtype=source.dtype)))
+
+    own, half = traced(None), traced("bf16")
+    assert (own.assumptions["dtype"], half.assumptions["dtype"]) == ("fp32", "bf16")
+    assert own.totals["weight_bytes"] == 2 * half.totals["weight_bytes"] == 4 * 2 * (16 * 16 + 16)
+    assert own.totals["activation_bytes"] == 2 * half.totals["activation_bytes"] == 4 * 3 * 21 * 16
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "words"),
+    [
+        (5, "dynamic must be"),
+        ({0: ["b"]}, "dynamic must be"),
+        ({0: {5: "b"}}, "has 3 axes, and no axis 5"),
+        ({"y": {0: "b"}}, "the inputs are 0"),
+        ({0: {0: "b", 1: "b"}}, "b is 3 in one input and 7"),
+    ],
+)
+def test_wrong_axes_are_one_line(dynamic: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tfcost.trace(linear(), (x(),), dynamic=dynamic)
+
+
+def test_no_size_is_zero() -> None:
+    with pytest.raises(InputError, match="sizes are at least 1"):
+        tfcost.trace(linear(), (torch.randn(0, 16),), dynamic={0: {0: "b"}})
+
+
+def test_a_failing_module_names_shapes_by_letters_and_logs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=r"1 \(Linear\) on \[b, N, 15\] fails: RuntimeError"):
+        tfcost.trace(nn.Sequential(nn.Identity(), linear()), (torch.randn(3, 7, 15),), dynamic=TOKENS)
+    assert capfd.readouterr() == ("", "")

@@ -12,7 +12,7 @@ FLAGS = (
     *[flag for flag in PASS if flag.kind == "counts"],
     *STRUCTURE,
     Flag("attention", ("--attention",), "choice", "kernel that runs [default: eager]", ("eager", "flash", "math")),
-    Flag("dtype", ("--dtype",), "choice", "weights and activations [default: bf16]", ("bf16", "fp16", "fp32")),
+    Flag("dtype", ("--dtype",), "choice", "element type [default: bf16; a callable's own]", ("bf16", "fp16", "fp32")),
     Flag("autocast", ("--autocast",), "choice", "run under autocast to this type", ("bf16", "fp16")),
     Flag("train", ("--train/--eval",), "switch", "training (dropout, backward), or a forward pass [default: train]"),
     Flag("semantics", ("--semantics",), "choice", "whose kernels: a GPU's or a CPU's [default: cuda]", ("cuda", "cpu")),

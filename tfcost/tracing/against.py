@@ -19,6 +19,7 @@ from tfcost.models import load
 from tfcost.render import Column, Page, add_table, cell
 from tfcost.report import Report
 from tfcost.symbols import plain, symbol
+from tfcost.tracing.quiet import quiet
 from tfcost.tracing.sources import from_transformers
 from tfcost.tracing.trace import Result, Settings, conditions_in_words, figures, traced
 
@@ -74,8 +75,9 @@ def compare(
     seq_len: int | None = None, src_len: int | None = None, progress: bool = False,
 ) -> Report:  # fmt: skip
     """The report: one row per quantity, then one per kept tensor that only one side has."""
-    source = from_transformers(spec, attention, dtype, {"batch": batch, "seq_len": seq_len, "src_len": src_len})
-    result = traced(source, Settings(attention=attention, dtype=dtype, semantics=semantics, progress=progress))
+    with quiet():
+        source = from_transformers(spec, attention, dtype, {"batch": batch, "seq_len": seq_len, "src_len": src_len})
+        result = traced(source, Settings(attention=attention, dtype=dtype, semantics=semantics, progress=progress))
     graph = analytic(spec, attention, dtype, semantics, source.letters)
     program = figures(result.forms)
     predicted = {"parameters": graph.parameters["parameters"], **graph.priced_by(DOCUMENT)}

@@ -58,7 +58,7 @@ def from_document(fields: Mapping[str, Any], attention: str, dtype: str, sizes: 
 
     return Source(
         "document", "Transformer", build, feed, letters, inputs, frozenset(), [],
-        written_as={"d_k": symbol("d") / symbol("h")}, derived={"d": cfg.hidden},
+        written_as={"d_k": symbol("d") / symbol("h")}, derived={"d": cfg.hidden}, dtype=dtype,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tfcost.errors import InputError
 from tfcost.symbols import symbol
 from tfcost.tracing.program import Recorded
-from tfcost.tracing.recorder import OpRecord, SavedRecord
+from tfcost.tracing.records import OpRecord, SavedRecord
 from tfcost.tracing.repeats import group_of
 
 Point = dict[str, int]

@@ -50,9 +50,9 @@ NAMES = frozenset(
     storage_offset addr _linalg_check_errors transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_
     masked_scatter_backward masked_select native_norm renorm slice_copy isin
     """.split()
-) | {"profiler._record_function_enter", "profiler._record_function_enter_new", "profiler._record_function_exit"} | {
-    "prim.device", "prims.convert_element_type", "prims.iota", "prims.broadcast_in_dim",
-}
+)
+NAMES |= {f"profiler._record_function_{name}" for name in ("enter", "enter_new", "exit")}
+NAMES |= {"prim.device", "prims.convert_element_type", "prims.iota", "prims.broadcast_in_dim"}
 
 
 def has_no_product(name: str, overload: Any, pointwise: Any) -> bool:

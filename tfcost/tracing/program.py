@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,11 +10,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, NamedTuple
 
 from tfcost.errors import InputError, TfcostError
-from tfcost.tracing.recorder import Chosen, OpRecord, Recorder, SavedRecord, tensors_of
+from tfcost.tracing.recorder import Recorder, tensors_of
+from tfcost.tracing.records import Chosen, OpRecord, SavedRecord
 from tfcost.tracing.repeats import Repeats
 from tfcost.tracing.results import Results, size_of
 from tfcost.tracing.semantics import Semantics
-from tfcost.tracing.torch_private import cached_arithmetic, fake_mode, sizes, torch, tree_map
+from tfcost.tracing.torch_private import assumed_gpu, cached_arithmetic, fake_mode, sizes, torch, tree_map
 
 Build = Callable[[Mapping[str, Any]], Any]
 """From the sizes by letter to the module; called under fake tensors, so that no weight takes memory."""
@@ -146,6 +148,8 @@ def run(
         if open_letters:
             given |= dict(zip(open_letters, sizes(mode, [hints[each] for each in open_letters]), strict=True))
         letters = {size_of(given[letter]): letter for letter in open_letters}
+        if device == "cuda":
+            stack.enter_context(assumed_gpu())
         with mode, nullcontext() if device == "cpu" else torch.device(device):
             built = build(given)
             # A module that exists already comes with the means to put its own weights back.
@@ -162,7 +166,7 @@ def run(
             repeats = Repeats(module, recorder) if share else None
             names = {id(each): name for name, each in module.named_modules()}
             with calls(recorder, repeats, names, lines), semantics.functions(recorder), around():
-                _passes(module, args, kwargs, recorder, backward, autocast, device)
+                _passes(module, args, kwargs, recorder, backward, autocast, device, letters)
         recorder.name_saved()
         lines.done()
         ran = backward and (device == "cpu" or torch.cuda.is_available())
@@ -188,8 +192,9 @@ def restore(modes: Mapping[Any, bool]) -> None:
 
 
 def _passes(
-    module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: bool, autocast: Any, device: str
-) -> None:
+    module: Any, args: Any, kwargs: Any, recorder: Recorder, backward: bool, autocast: Any, device: str,
+    letters: Mapping[Any, str],
+) -> None:  # fmt: skip
     """One forward pass, and one backward pass from a gradient of each output.
 
     Autograd's engine wants a real GPU for CUDA tensors, fake ones too: without one there is the forward pass alone.
@@ -202,7 +207,7 @@ def _passes(
             try:
                 out = module(*args, **kwargs)
             except Exception as error:
-                explain(error)
+                explain(error, letters)
                 raise
         if not backward:
             return
@@ -218,15 +223,17 @@ def _passes(
         torch.autograd.backward(outputs, gradients)
 
 
-def explain(error: Exception) -> None:
-    """Turn a module's own error into one that says where; those that mean something to us pass."""
+def explain(error: Exception, letters: Mapping[Any, str]) -> None:
+    """Turn a module's own error into one that says where, in our letters; those that mean something to us pass."""
     from tfcost.tracing.torch_private import cannot_follow
 
     if isinstance(error, TfcostError) or cannot_follow(error):
         return
     where = getattr(error, "tfcost_where", "the module")
-    words = " ".join(str(error).split())
-    raise ModuleError(f"{where} fails: {type(error).__name__}: {words[:300]}") from error
+    words = f"{where} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    for size, letter in letters.items():
+        words = re.sub(rf"\b{size}\b", letter, words)
+    raise ModuleError(words) from error
 
 
 def weights_of(module: Any) -> list[Weight]:

@@ -7,16 +7,16 @@ whose gradient it makes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfcost.graph import Size
 from tfcost.tracing.formulas import FORMULAS, Macs, Spec
 from tfcost.tracing.products_none import has_no_product
+from tfcost.tracing.records import Chosen, Frame, OpRecord, SavedRecord
 from tfcost.tracing.results import Results, size_of
 from tfcost.tracing.sums import Sums
 from tfcost.tracing.torch_private import (
@@ -42,69 +42,6 @@ CHOOSING = ("aten.nonzero", "aten.masked_select", "aten.index", "aten._unique2",
 """Ops that choose elements by their values, so that no shape says how many."""
 
 
-class Chosen(NamedTuple):
-    """A size that values decide: its letter, the most that it can be, and the op and module that choose."""
-
-    letter: str
-    most: Size
-    op: str
-    path: str
-
-
-class OpRecord:
-    """One op of a module and the ops of its gradient; ``copies`` is how often the program runs it.
-
-    Figures are of one run: multiply-accumulates and elements of forward and backward, the work that a fused backward
-    makes again, and bytes read and written by both. ``unpriced`` counts ops by name that have no known price.
-    """
-
-    __slots__ = (
-        "backward_macs", "backward_read", "backward_written", "copies", "elements", "macs", "name", "out_shape", "path",
-        "read", "recompute", "shapes", "square", "unpriced", "written",
-    )  # fmt: skip
-
-    def __init__(self, path: str, name: str) -> None:
-        self.path = path
-        self.name = name
-        self.copies = 1
-        self.macs: Size = 0
-        self.elements: Size = 0
-        self.recompute: Size = 0
-        self.backward_macs: Size = 0
-        self.read: Size = 0
-        self.written: Size = 0
-        self.backward_read: Size = 0
-        self.backward_written: Size = 0
-        self.square = False
-        self.shapes: tuple[tuple[Size, ...], ...] = ()
-        self.out_shape: tuple[Size, ...] = ()
-        self.unpriced: Counter[str] = Counter()
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing was computed or moved: a view whose gradient is one."""
-        moved = (self.read, self.written, self.backward_read, self.backward_written, self.macs, self.backward_macs)
-        return not self.unpriced and all(isinstance(each, int) and each == 0 for each in moved)
-
-
-class SavedRecord:
-    """A storage that autograd keeps: the module and node number that kept it first, and one tensor of its."""
-
-    __slots__ = ("bytes", "copies", "dtype", "floating", "number", "op", "path", "shape")
-
-    def __init__(
-        self, path: str, number: int, shape: tuple[Size, ...], dtype: str, bytes: Size, floating: bool
-    ) -> None:
-        self.path = path
-        self.number = number
-        self.shape = shape
-        self.dtype = dtype
-        self.bytes = bytes
-        self.floating = floating
-        self.op = ""
-        self.copies = 1
-
-
 NO_PRODUCT = Macs(0)
 DEVICE = torch.ops.prim.device.default
 
@@ -122,22 +59,6 @@ def tensors_of(values: Any) -> list[Any]:
     else:
         return []
     return [tensor for value in parts for tensor in tensors_of(value)]
-
-
-class Frame:
-    """What a module's call recorded, so that it can be counted again for a call that is proved to be the same.
-
-    Nodes numbered from ``first`` to before ``end`` are of its forward pass. ``between`` stands for what its backward
-    does that is no single op's; its ``copies`` are how often the frame runs.
-    """
-
-    def __init__(self, path: str, born: int, first: int) -> None:
-        self.ops: Counter[OpRecord] = Counter()
-        self.saved: list[tuple[int, SavedRecord, bool]] = []
-        self.born = born
-        self.first = first
-        self.end = -1
-        self.between = OpRecord(path, "gradient")
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no types

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfcost.tracing.recorder import Frame, Recorder, SavedRecord
+from tfcost.tracing.recorder import Recorder
+from tfcost.tracing.records import Frame, SavedRecord
 from tfcost.tracing.results import size_of
 from tfcost.tracing.torch_private import fake_empty, storage_key, torch, tree_flatten, tree_unflatten
 

@@ -12,8 +12,10 @@ from tfcost.errors import InputError
 from tfcost.report import Report
 from tfcost.symbols import Formula, plain, symbol
 from tfcost.tracing.document import from_document
+from tfcost.tracing.modules import Dynamic, from_callable, from_module
 from tfcost.tracing.peak import peak_of
-from tfcost.tracing.sources import DTYPES, Dynamic, Source, from_callable, from_module, from_transformers
+from tfcost.tracing.quiet import quiet
+from tfcost.tracing.sources import DTYPES, Source, from_transformers
 from tfcost.tracing.torch_private import check_cuda, torch
 from tfcost.tracing.trace import Result, Settings, conditions_in_words, figures, traced
 from tfcost.tracing.traced import Traced, TracedOp
@@ -203,20 +205,20 @@ def report_of(result: Result, by: str = "component", formula: bool = True) -> Re
 
 
 def source_of(
-    model: Any, inputs: Any, dynamic: Dynamic | None, attention: str, dtype: str, sizes: Mapping[str, Any]
+    model: Any, inputs: Any, dynamic: Dynamic | None, attention: str, dtype: str | None, sizes: Mapping[str, Any]
 ) -> Source:
     """What to trace, from what a person names or hands over."""
     if isinstance(model, torch.nn.Module):
         if inputs is None:
             raise InputError("trace needs inputs= for a module: example tensors, and dynamic= to name their axes")
-        return from_module(model, inputs, dynamic or {})
+        return with_sizes(from_module(model, inputs, dynamic or {}, dtype), sizes)
     if inputs is not None or dynamic is not None:
         raise InputError("inputs= and dynamic= go with a torch.nn.Module, not with a model's name")
     spec = os.fspath(model)
     path, colon, _ = spec.partition(":")
     if colon and not os.path.exists(spec) and all(part.isidentifier() for part in path.split(".")):
-        return with_sizes(from_callable(spec), sizes)
-    return from_transformers(spec, attention, dtype, sizes)
+        return with_sizes(from_callable(spec, dtype), sizes)
+    return from_transformers(spec, attention, dtype or "bf16", sizes)
 
 
 def with_sizes(source: Source, sizes: Mapping[str, Any]) -> Source:
@@ -244,7 +246,7 @@ def trace(
     seq_len: int | None = None,
     src_len: int | None = None,
     attention: str = "eager",
-    dtype: str = "bf16",
+    dtype: str | None = None,
     train: bool = True,
     semantics: str = "cuda",
     autocast: str | None = None,
@@ -260,7 +262,8 @@ def trace(
     ``model`` is a preset's name, a path to a ``config.json`` (built by transformers from the config alone),
     ``"package.module:callable"`` (returns a module, its inputs and dynamic axes), or a ``torch.nn.Module`` with
     ``inputs`` (tensors by position or name) and ``dynamic``, which names their axes by letters:
-    ``{0: {0: "b", 1: "N"}}``. A module is not changed, and its weights are not read. Without a model, ``fields``
+    ``{0: {0: "b", 1: "N"}}``. A module is not changed, and its weights are not read. ``dtype`` is that of weights and
+    floating-point inputs: bf16 unless said, of a module or callable its own. Without a model, ``fields``
     (``hidden=``, ``heads=``, ``vocab=``, ``arch=`` ...) describe the document's, whose d, h and V are letters too.
 
     Totals: parameters; forward and backward FLOPs (2 per multiply-accumulate of every product that runs), fused
@@ -269,27 +272,29 @@ def trace(
     (``unpriced``; then ``totals["incomplete"]`` is true). Raises :class:`~tfcost.errors.InputError`, one line.
     """
     choice("--attention", attention, ATTENTION)
-    choice("--dtype", dtype, DTYPES)
+    if dtype is not None:
+        choice("--dtype", dtype, DTYPES)
     choice("--semantics", semantics, ("cuda", "cpu"))
     choice("--by", by, BY)
     if autocast is not None:
         choice("--autocast", autocast, DTYPES)
     choice("--torch-device", torch_device, ("cpu", "cuda"))
     sizes = {"batch": batch, "seq_len": seq_len, "src_len": src_len}
-    if model is None:
-        source = from_document(fields, attention, dtype, sizes)
-    elif fields:
-        raise InputError(f"{flag(next(iter(fields)))} describes a model, and does not go with a MODEL")
-    else:
-        source = source_of(model, inputs, dynamic, attention, dtype, sizes)
+    if peak and not train:
+        raise InputError("--peak is of a training step; it does not go with --eval")
     if torch_device == "cuda":
         check_cuda()
-    settings = Settings(train, attention, dtype, semantics, autocast, torch_device, progress=progress)
-    report = report_of(traced(source, settings), by, formula)
-    if peak:
-        if not train:
-            raise InputError("--peak is of a training step; it does not go with --eval")
-        report.extra["peak"] = peak_of(source, settings)
+    with quiet():
+        if model is None:
+            source = from_document(fields, attention, dtype or "bf16", sizes)
+        elif fields:
+            raise InputError(f"{flag(next(iter(fields)))} describes a model, and does not go with a MODEL")
+        else:
+            source = source_of(model, inputs, dynamic, attention, dtype, sizes)
+        settings = Settings(train, attention, source.dtype, semantics, autocast, torch_device, progress=progress)
+        report = report_of(traced(source, settings), by, formula)
+        if peak:
+            report.extra["peak"] = peak_of(source, settings)
     return report
 
 

@@ -6,9 +6,7 @@ Each becomes a :class:`Source`: how to build the module and its inputs from size
 from __future__ import annotations
 
 import copy
-import importlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -50,6 +48,7 @@ class Source(NamedTuple):
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     written_as: Mapping[str, Any] = MappingProxyType({})
     derived: Mapping[str, int] = MappingProxyType({})
+    dtype: str = "bf16"
 
 
 def _transformers() -> Any:
@@ -140,8 +139,9 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
 
     letters, inputs, feed = _inputs(cls, config, DTYPES[dtype], sizes)
     return Source(
-        name, cls.__name__, build, feed, letters, inputs, frozenset(numbers_in(config.to_dict())), notes, unpacked
-    )
+        name, cls.__name__, build, feed, letters, inputs, frozenset(numbers_in(config.to_dict())), notes, unpacked,
+        dtype=dtype,
+    )  # fmt: skip
 
 
 def untie(module: Any, notes: list[str]) -> None:
@@ -263,154 +263,3 @@ def _positions(config: Any) -> int | None:
         if isinstance(value, int) and value > 1:
             return value
     return None
-
-
-Dynamic = Mapping[Any, Mapping[int, str]]
-"""Which axes are letters: ``{0: {0: "b", 1: "N"}}`` by position or ``{"input_ids": {0: "b"}}`` by name."""
-
-
-def from_callable(spec: str) -> Source:
-    """``package.module:callable``: what it returns, called under fake tensors. Importing it runs the person's code."""
-    module_name, _, attribute = spec.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except ModuleNotFoundError as error:
-        raise InputError(f"{spec}: no module named {error.name!r}") from None
-    except AttributeError:
-        raise InputError(f"{spec}: {module_name} has no {attribute!r}") from None
-    except TfcostError:
-        raise
-    except Exception as error:  # the person's own code
-        raise InputError(f"{spec}: importing it fails: {type(error).__name__}: {str(error)[:200]}") from None
-    finally:
-        sys.path.pop(0)
-    if not callable(found):
-        raise InputError(f"{spec} is not callable; it must return (module, inputs, dynamic)")
-    return from_factory(spec, found)
-
-
-def from_factory(name: str, make: Callable[[], Any]) -> Source:
-    """A callable that returns ``(module, inputs)`` or ``(module, inputs, dynamic)``; it is called for each trace."""
-
-    def made() -> tuple[Any, Any, Dynamic]:
-        try:
-            with without_initialisation():
-                result = make()
-        except TfcostError:
-            raise
-        except Exception as error:  # the person's own code
-            raise InputError(f"{name} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
-        if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], torch.nn.Module):
-            raise InputError(
-                f"{name} must return (module, inputs) or (module, inputs, dynamic), with a torch.nn.Module"
-            )
-        return result[0], result[1], result[2] if len(result) == 3 else {}
-
-    from tfcost.tracing.torch_private import fake_mode
-
-    with fake_mode(False):
-        module, inputs, dynamic = made()
-    letters = letters_of(inputs, dynamic)
-    held: dict[str, Any] = {}
-
-    def build(_: Mapping[str, Any]) -> Any:
-        held["module"], held["inputs"], held["dynamic"] = made()
-        return held["module"]
-
-    def feed(s: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return arguments(held["inputs"], held["dynamic"], s)
-
-    inputs_of = {
-        letter: {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}.get(letter, letter) for letter in letters
-    }
-    taken = frozenset(size for p in module.parameters() for size in p.shape)
-    return Source(name, type(module).__name__, build, feed, letters, inputs_of, taken, [])
-
-
-def _named(inputs: Any) -> list[tuple[Any, Any]]:
-    if isinstance(inputs, Mapping):
-        return list(inputs.items())
-    if isinstance(inputs, torch.Tensor):
-        return [(0, inputs)]
-    if isinstance(inputs, (tuple, list)):
-        return list(enumerate(inputs))
-    raise InputError(f"inputs must be tensors, a tuple of them or a dict by name, not {type(inputs).__name__}")
-
-
-def letters_of(inputs: Any, dynamic: Dynamic) -> dict[str, int]:
-    """The letters of some inputs with the sizes that the example has; one letter has one size."""
-    given = dict(_named(inputs))
-    letters: dict[str, int] = {}
-    for key, axes in dynamic.items():
-        if key not in given:
-            raise InputError(f"dynamic names the input {key!r}; the inputs are {', '.join(map(str, given))}")
-        for axis, letter in axes.items():
-            if not isinstance(axis, int) or not 0 <= axis < given[key].dim():
-                raise InputError(f"dynamic: input {key!r} has {given[key].dim()} axes, and no axis {axis!r}")
-            size = int(given[key].shape[axis])
-            if letters.setdefault(str(letter), size) != size:
-                raise InputError(f"dynamic: {letter} is {letters[str(letter)]} in one input and {size} in {key!r}")
-    return letters
-
-
-def arguments(inputs: Any, dynamic: Dynamic, sizes: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs like the example's with the sizes of the letters; their values are never looked at."""
-
-    def resized(key: Any, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        axes = dynamic.get(key, {})
-        shape = [sizes[str(axes[axis])] if axis in axes else int(size) for axis, size in enumerate(value.shape)]
-        fresh = torch.empty(shape, dtype=value.dtype)
-        return fresh.requires_grad_() if value.requires_grad else fresh
-
-    made = [(key, resized(key, value)) for key, value in _named(inputs)]
-    if isinstance(inputs, Mapping):
-        return (), dict(made)
-    return tuple(value for _, value in made), {}
-
-
-def from_module(module: Any, inputs: Any, dynamic: Dynamic) -> Source:
-    """A module that exists, with example inputs; inside a trace its weights are fake ones, then its own again."""
-    from tfcost.tracing.torch_private import as_fake_tensor
-
-    letters = letters_of(inputs, dynamic)
-    inputs_of = {
-        letter: {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}.get(letter, letter) for letter in letters
-    }
-    taken = frozenset(int(size) for p in module.parameters() for size in p.shape)
-
-    def build(_: Mapping[str, Any]) -> Any:
-        return as_fake(module, as_fake_tensor)
-
-    def feed(s: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return arguments(inputs, dynamic, s)
-
-    return Source(type(module).__name__, type(module).__name__, build, feed, letters, inputs_of, taken, [])
-
-
-@contextmanager
-def as_fake(module: Any, convert: Callable[[Any], Any]) -> Iterator[Any]:
-    """A module whose parameters and buffers are, inside, fake ones of the same shapes; its own are put back."""
-    known: dict[int, Any] = {}
-    undo: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for each in module.modules():
-            for group in (each._parameters, each._buffers):
-                for name, tensor in group.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in known:
-                        fake = convert(tensor.detach())
-                        if isinstance(tensor, torch.nn.Parameter):
-                            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                        known[id(tensor)] = fake
-                    undo.append((group, name, tensor))
-                    group[name] = known[id(tensor)]
-        yield module
-    finally:
-        for group, name, tensor in undo:
-            group[name] = tensor

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tfcost.graph import Size
 
 if TYPE_CHECKING:
-    from tfcost.tracing.recorder import Frame, OpRecord, Recorder
+    from tfcost.tracing.recorder import Recorder
+    from tfcost.tracing.records import Frame, OpRecord
 
 
 class Sums:

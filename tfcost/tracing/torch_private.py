@@ -13,7 +13,7 @@ from typing import Any
 from tfcost.errors import InputError, MissingExtra
 
 SUPPORTED = "2.11 to 2.14"
-"""The versions of PyTorch with these interfaces; 2.13 (CPU) and 2.14 (CUDA) are tested."""
+"""The versions of PyTorch with these interfaces; 2.13 (CPU) and 2.14.1 (CUDA) are tested."""
 
 try:
     import torch
@@ -45,11 +45,11 @@ except (ImportError, AttributeError, KeyError) as error:
     ) from None
 
 __all__ = [
-    "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv", "Max", "Min",
-    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "active_fake_mode", "as_fake_tensor", "cached_arithmetic",
-    "cannot_follow", "check_cuda", "current_node", "fake_empty", "fake_like", "fake_mode", "fake_view",
-    "forward_number", "is_composite", "memory_tracker", "outside_fake", "sizes", "storage_key", "torch",
-    "tree_flatten", "tree_map", "tree_unflatten",
+    "CAPABILITY", "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv",
+    "Max", "Min", "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "active_fake_mode", "as_fake_tensor",
+    "assumed_gpu", "cached_arithmetic", "cannot_follow", "check_cuda", "current_node", "fake_empty", "fake_like",
+    "fake_mode", "fake_view", "forward_number", "is_composite", "memory_tracker", "outside_fake", "sizes",
+    "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
 
@@ -111,6 +111,25 @@ def check_cuda() -> None:
             f"--torch-device cuda needs a CUDA build of PyTorch; this is {torch.__version__}. "
             "--semantics cuda (the default) traces a GPU's kernels on any build"
         )
+
+
+CAPABILITY = (9, 0)
+"""Of the GPU that a program on fake CUDA tensors is told of where there is none: Hopper's."""
+
+
+@contextmanager
+def assumed_gpu() -> Iterator[None]:
+    """Without a GPU, programs that ask for its compute capability hear :data:`CAPABILITY`."""
+    cuda: Any = torch.cuda
+    if cuda.is_available():
+        yield
+        return
+    before = cuda.get_device_capability
+    cuda.get_device_capability = lambda device=None: CAPABILITY
+    try:
+        yield
+    finally:
+        cuda.get_device_capability = before
 
 
 class _NoHook:

@@ -15,7 +15,7 @@ from tfcost.tracing.polynomial import CHECKS, DEGREE, NotPolynomial, Point, solv
 from tfcost.tracing.program import ModuleError, Recorded, run
 from tfcost.tracing.semantics import Semantics
 from tfcost.tracing.sources import DTYPES, Source
-from tfcost.tracing.torch_private import cannot_follow, torch
+from tfcost.tracing.torch_private import CAPABILITY, cannot_follow, torch
 from tfcost.tracing.traced import Traced
 
 
@@ -170,7 +170,8 @@ def _on_cuda(source: Source, options: dict[str, Any], recorded: Recorded, notes:
     if torch.cuda.is_available():
         return found
     notes.append(
-        "kept bytes are of fake CUDA tensors; no GPU was found, so backward is that of the same kernels on a CPU"
+        "kept bytes are of fake CUDA tensors; no GPU was found, so backward is that of the same kernels on a CPU, "
+        f"and a program that asks is told of compute capability {'.'.join(map(str, CAPABILITY))}"
     )
     translate = Translator(found.letters, source.written_as)
     for saved in found.saved:

@@ -9,7 +9,7 @@ from typing import Any
 from tfcost.convention import FLOPS_PER_MAC
 from tfcost.graph import Graph, Op, Size, Tensor, Work
 from tfcost.tracing.program import Recorded
-from tfcost.tracing.recorder import OpRecord, SavedRecord
+from tfcost.tracing.records import OpRecord, SavedRecord
 from tfcost.tracing.repeats import group_of
 
 IDS = "int64"
