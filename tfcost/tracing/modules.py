@@ -11,8 +11,9 @@ from typing import Any
 
 from tfcost.errors import InputError, TfcostError
 from tfcost.tracing.recorder import dtype_name
-from tfcost.tracing.sources import DTYPES, Source, without_initialisation
+from tfcost.tracing.sources import DTYPES, Source
 from tfcost.tracing.torch_private import as_fake_tensor, fake_mode, torch
+from tfcost.tracing.weights import without_initialisation
 
 Dynamic = Mapping[Any, Mapping[int, str]]
 """Which axes are letters: ``{0: {0: "b", 1: "N"}}`` by position or ``{"input_ids": {0: "b"}}`` by name."""
