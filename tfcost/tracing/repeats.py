@@ -161,7 +161,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, replay: Any, *inputs: Any) -> Any:
         ctx.set_materialize_grads(False)  # an output that nobody uses has no gradient
         ctx.replay = replay
-        ctx.shapes = [_description(each) for each in inputs]
+        ctx.shapes = [(tuple(each.shape), None, each.dtype, each.device) for each in inputs]
         outputs = replay.make()
         ctx.mark_non_differentiable(*[o for o, needs in zip(outputs, replay.needs_grad, strict=True) if not needs])
         return tuple(outputs)

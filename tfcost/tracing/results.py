@@ -81,14 +81,23 @@ def _repeatable(func: Any) -> bool:
     return schema is not None and not schema.is_mutable and not any(tag in func.tags for tag in VALUES_DECIDE)
 
 
+def _is_bare(tensor: Any) -> bool:
+    """Whether a tensor is its sizes, strides and type: one with a value may decide by it, a conjugate is not copied."""
+    return (
+        isinstance(tensor, FakeTensor)
+        and tensor.constant is None
+        and tensor.layout == torch.strided
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def _key(value: Any, tensors: list[Any]) -> Any:
     if isinstance(value, torch.Tensor):
-        # A fake tensor with a value, as torch.tensor(...) makes one, may decide by it.
-        if not isinstance(value, FakeTensor) or value.constant is not None or value.layout != torch.strided:
+        if not _is_bare(value):
             raise Unlike
         tensors.append(value)
         shape, stride = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride()))
-        return shape, stride, size_of(value.storage_offset()), value.dtype, value.fake_device
+        return shape, stride, size_of(value.storage_offset()), value.dtype, str(value.device)
     if isinstance(value, PLAIN):
         return type(value), value  # 1, 1.0 and True are different arguments
     if isinstance(value, (tuple, list)):
@@ -101,25 +110,28 @@ def _key(value: Any, tensors: list[Any]) -> Any:
 
 
 def _likes(out: Any, tensors: list[Any]) -> list[Like] | Like:
-    storages = [storage_key(each) for each in tensors]
     if isinstance(out, torch.Tensor):
-        return _like(out, storages)
+        return _like(out, tensors)
     if type(out) is not tuple:
         raise Unlike
-    likes = [_like(each, storages) for each in out]
+    likes = [_like(each, tensors) for each in out]
     made = [storage_key(each) for each in out]
     if len(set(made)) != len(made):
         raise Unlike  # pieces of one new storage
     return likes
 
 
-def _like(out: Any, storages: list[int]) -> Like:
-    if not isinstance(out, FakeTensor) or out.constant is not None or out.layout != torch.strided:
+def _like(out: Any, tensors: list[Any]) -> Like:
+    if not _is_bare(out):
         raise Unlike
+    storages = [storage_key(each) for each in tensors]
     described = tuple(out.shape), tuple(out.stride()), out.storage_offset(), out.dtype, out.fake_device
     storage = storage_key(out)
     if storage in storages:
-        return Like(storages.index(storage), *described)
+        index = storages.index(storage)
+        if out.dtype != tensors[index].dtype:
+            raise Unlike  # the same bytes as numbers of another kind
+        return Like(index, *described)
     # A sliced, padded or repeated result is not a whole storage of its own.
     whole, there = size_of(out.numel()) * out.itemsize, size_of(out.untyped_storage().nbytes())
     if described[2] != 0 or (whole != there and expand(whole - there) != 0):

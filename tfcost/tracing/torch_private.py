@@ -89,10 +89,16 @@ def fake_like(tensor: torch.Tensor, mode: Any, device: torch.device) -> Any:
 
 
 def fake_empty(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """``torch.empty_strided`` of a fake tensor, past every mode: unseen by any, and in a tenth of the time."""
+    """``torch.empty_strided`` of a fake tensor, past every mode: unseen by any, and in a tenth of the time.
+
+    Without a stride it is contiguous.
+    """
     mode = active_fake_mode()
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if stride is None:
+            made = torch.empty(shape, dtype=dtype, device="meta")
+        else:
+            made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, made, device)
 
 
