@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -170,6 +172,19 @@ def test_every_device_has_bytes_and_a_source():
         for alias in (name, *entry["aliases"]):
             assert alias not in seen
             seen.add(alias)
+
+
+STATED = re.compile(r"(\d+(?:\.\d+)?)(?: )?(GiB|MB|bytes)")
+UNITS = {"GiB": 2**30, "MB": 2**20, "bytes": 1}
+"""PyTorch prints total_memory as MB and divides by 2**20 (torch/csrc/cuda/Module.cpp)."""
+
+
+def test_a_devices_bytes_are_what_its_source_states():
+    for name, entry in entries().items():
+        figure, unit = STATED.findall(entry["source"])[0]
+        assert entry["memory_bytes"] == int(Fraction(figure) * UNITS[unit]), name
+        where = entry["source"].partition("(")[2]
+        assert where.startswith(("https://", '"', "TorchCodec's documentation")), name
 
 
 def test_devices_by_name_alias_and_size():
