@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +53,9 @@ MEMORY_TOTALS = (
 TOTALS = {"flops": FLOPS_TOTALS, "params": PARAMS_TOTALS, "memory": MEMORY_TOTALS}
 """The keys of ``totals`` for each command, in the order in which they are printed."""
 
+OPTIONAL_TOTALS = {"paged_optimizer_bytes"}
+"""Totals of ``memory`` that stand there where they are no zero by definition: bytes on the host."""
+
 FORWARD_ONLY = ("backward_flops", "train_flops", "recompute_flops", "hardware_flops", "train_flops_per_token")
 """What a convention that counts forward passes only has no figure for."""
 
@@ -82,6 +85,8 @@ class Analysis:
         self.cfg = cfg
         self.run = run
         self.options = options
+        self.at: Callable[[Size], Size] = lambda size: size
+        """The value of a size at the point that is asked for; a symbol that has none stays."""
         self.graph: Graph = build(cfg, run, options.itemsize, options.implementation, options.running.adapters)
 
     @cached_property
@@ -280,7 +285,8 @@ class Analysis:
             figures |= {"flops": self._flops_totals, "params": self._params_totals, "memory": self._memory_totals}[
                 command
             ]()
-        return {key: figures[key] for command in commands for key in TOTALS[command]}
+        keys = [key for command in commands for key in TOTALS[command]]
+        return {key: figures[key] for key in (*keys, *figures.keys() & OPTIONAL_TOTALS)}
 
     def _params_totals(self) -> dict[str, Any]:
         return self.parameters

@@ -14,9 +14,9 @@ from tfcost.graph import Op, Repeat, Saved, Size, Tensor, div, round_up
 from tfcost.kv import cache_bytes, caches
 from tfcost.liveness import Alive, backward_peak, forward_peak
 from tfcost.ops import FP32_BYTES
-from tfcost.policy import RECIPES
+from tfcost.policy import MIN_8BIT, RECIPES, TABLE_8BIT
 from tfcost.recompute import Region, keeping, kept, regions
-from tfcost.stored import Stored, stored
+from tfcost.stored import Stored, below, stored
 
 if TYPE_CHECKING:
     from tfcost.analysis import Analysis
@@ -93,25 +93,35 @@ class Memory:
     @cached_property
     def stored(self) -> list[tuple[Tensor, Stored]]:
         """Each distinct weight with what is stored for one copy of it."""
-        return [(w, stored(self.graph, w, self.running, self.itemsize)) for w in self.analysis.weights]
+        at = self.analysis.at
+        return [(w, stored(self.graph, w, self.running, self.itemsize, at)) for w in self.analysis.weights]
 
     @cached_property
     def states(self) -> dict[str, Size]:
         """Bytes stored per weight, by category; ``main_gradients`` are always there, ``gradients`` after backward."""
         sums: dict[str, Size] = dict.fromkeys(
-            ("weights", "gradients", "main_gradients", "master_weights", "optimizer"), 0
+            ("weights", "gradients", "main_gradients", "master_weights", "optimizer", "paged"), 0
         )
-        largest: Size = 0
+        tables = 0
         for weight, each in self.stored:
             copies = weight.copies
             for name, size in zip(sums, each, strict=True):
                 sums[name] += copies * size
-            if self.recipe.in_backward:
-                largest = max(largest, each.gradient) if isinstance(each.gradient, int) else largest
+            if self.trains and weight.grad and not below(weight.numel, MIN_8BIT, self.analysis.at):
+                tables = self.recipe.states_8bit * TABLE_8BIT
+        sums["optimizer"] += tables
         if self.recipe.in_backward:
-            sums["gradients"] = largest
+            sums["gradients"] = self._largest_gradient()
         reference = self.analysis.counts["base_parameters"] * self.itemsize if self.running.reference_model else 0
         return sums | {"reference_weights": reference}
+
+    def _largest_gradient(self) -> Size | None:
+        """The largest gradient, alone alive where each weight is updated at once; None on symbols without values."""
+        at = self.analysis.at
+        found = [each.gradient for _, each in self.stored]
+        if all(isinstance(at(each), int) for each in found):
+            return max(found, key=at, default=0)
+        return None
 
     @cached_property
     def static(self) -> dict[str, Size]:
@@ -142,10 +152,12 @@ class Memory:
             "activation_bytes_per_layer": self.analysis.bytes_per_layer(layers),
             "logits_bytes": sum([s.copies * s.tensor.bytes for s in head]),
             "weight_bytes": states["weights"] + states["reference_weights"],
-            "gradient_bytes": states["gradients"] + states["main_gradients"],
+            "gradient_bytes": None if states["gradients"] is None else states["gradients"] + states["main_gradients"],
             "optimizer_bytes": states["optimizer"], "master_weight_bytes": states["master_weights"],
             "kv_cache_bytes": self.cache, "communication_buffer_bytes": 0, "overhead_bytes": self.running.overhead,
         }  # fmt: skip
+        if self.recipe.paged:
+            sums["paged_optimizer_bytes"] = states["paged"]
         return sums | {
             "end_of_forward_bytes": sum(self.static.values()) + sums["activation_bytes"] + sums["logits_bytes"]
         }

@@ -25,6 +25,7 @@ class Recipe(NamedTuple):
     there. ``states`` are those that every weight has, ``states_8bit`` one-byte ones with an fp32 scale per
     :data:`BLOCK_8BIT`, ``matrix_states`` those of the layers' matrices alone (``other_states``: of all else);
     ``factored`` two fp32 vectors per matrix. ``in_backward``: each weight is updated as soon as its gradient is there.
+    ``paged``: states of :data:`PAGED_FROM` elements and more are on the host.
     """
 
     name: str
@@ -39,6 +40,12 @@ class Recipe(NamedTuple):
     factored: bool = False
     weight: int = OWN
     in_backward: bool = False
+    paged: bool = False
+
+    @property
+    def by_size(self) -> bool:
+        """Whether what is stored depends on which side of a bound each weight's size is."""
+        return bool(self.states_8bit) or self.in_backward
 
     def per_parameter(self, itemsize: int) -> dict[str, int]:
         """Bytes per parameter of a matrix, by category, at weights of ``itemsize`` bytes; scales and vectors apart."""
@@ -51,21 +58,29 @@ class Recipe(NamedTuple):
             "weights": own(self.weight),
             "gradients": own(self.gradient) + self.main_gradient,
             "master_weights": self.master,
-            "optimizer": sum([own(each) for each in states]) + self.states_8bit,
+            "optimizer": sum([own(each) for each in states]) + (0 if self.paged else self.states_8bit),
         }
 
 
 BLOCK_8BIT = 256
-"""Elements that share an fp32 scale in an 8-bit state (bitsandbytes' and torchao's blockwise optimizers)."""
+"""Elements that share an fp32 scale in an 8-bit state (bitsandbytes 0.50.2, ``optim/optimizer.py``: ``blocksize``)."""
 
 MIN_8BIT = 4096
-"""bitsandbytes keeps the states of tensors below so many elements in fp32 (``min_8bit_size``)."""
+"""Tensors of fewer elements keep fp32 states (there: ``min_8bit_size``)."""
+
+TABLE_8BIT = 256 * FP32
+"""Bytes of the 256 values of an 8-bit state, a table that all weights share (there: ``qmap1``, ``qmap2``)."""
+
+PAGED_FROM = 100_000
+"""A paged optimizer's states of fewer elements stay on the device (there: ``get_state_buffer``), as scales do."""
 
 ZERO = "Rajbhandari et al. 2019 (ZeRO), arXiv:1910.02054, section 3.1"
 MEGATRON = "Megatron-LM, docs of the distributed optimizer: bf16 weights, fp32 main gradients, 18 bytes per parameter"
 TORCH = "torch.optim: a state has its parameter's dtype"
 DETTMERS = "Dettmers et al. 2022, arXiv:2110.02861"
 LV = "Lv et al. 2023 (LOMO), arXiv:2306.09782; torch's register_post_accumulate_grad_hook"
+
+PAGED = "Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, section 3: states in pages that the driver keeps on the host"
 
 RECIPES: dict[str, Recipe] = {
     each.name: each
@@ -80,15 +95,20 @@ RECIPES: dict[str, Recipe] = {
         Recipe("adam8bit", DETTMERS, states_8bit=2),
         Recipe("adam8bit-master", DETTMERS + ", with fp32 master weights", master=FP32, states_8bit=2),
         Recipe("adam8bit-in-backward", LV, states_8bit=2, in_backward=True),
+        Recipe("paged-adam8bit", PAGED, states_8bit=2, paged=True),
+        Recipe("paged-adam8bit-in-backward", f"{PAGED}; in backward: {LV}", states_8bit=2, in_backward=True,
+               paged=True),
         Recipe("adafactor", "Shazeer & Stern 2018, arXiv:1804.04235: row and column means, no momentum", factored=True),
         Recipe("sgd", TORCH),
         Recipe("sgd-momentum", TORCH, states=(OWN,)),
         Recipe("sgd-in-backward", LV, in_backward=True),
+        Recipe("rmsprop", TORCH, states=(OWN,)),
         Recipe("lion", "Chen et al. 2023, arXiv:2302.06675: momentum alone; fp32 master weights", master=FP32,
                states=(FP32,)),
         Recipe("muon", "Jordan et al. 2024: momentum of the layers' matrices, Adam for the rest; fp32 master weights",
                master=FP32, matrix_states=(FP32,), other_states=(FP32, FP32)),
-        Recipe("fp8", "Peng et al. 2023 (FP8-LM), arXiv:2310.18313: 2 (fp16 master) + 1 + 1 + 2, and fp8 weights",
+        Recipe("fp8", "Peng et al. 2023 (FP8-LM), arXiv:2310.18313: 2 (fp16 master) + 1 + 1 + 2, and fp8 weights; "
+               "scales, one per tensor, are left out",
                gradient=1, master=2, states=(1, 2)),
     )
 }  # fmt: skip
@@ -101,19 +121,25 @@ DEFAULT_RECIPE = {"bf16": "zero-16", "fp16": "zero-16", "fp32": "fp32-adam", "fp
 
 class Quantized(NamedTuple):
     """Bytes of a quantised weight: ``bits`` per element, an fp32 scale per ``block`` elements (0: per output row, -1:
-    per tensor), and the scales themselves in one byte with an fp32 scale per ``double`` of them (0: not)."""
+    per tensor), and the scales themselves in one byte with an fp32 scale per ``double`` of them (0: not). ``tables``
+    are the bytes of the values that its codes stand for."""
 
     bits: int
     block: int
     double: int
+    tables: int
     source: str
 
 
+CODES_NF4, CODES_8BIT = 16 * FP32, 256 * FP32
+"""Each nf4 weight has its own tables of the values (bitsandbytes 0.50.2, ``functional.py``: ``quantize_4bit`` makes one
+of 16, and ``quantize_blockwise`` copies one of 256 for the scales)."""
+
 QUANTIZED = {
-    "nf4": Quantized(4, 64, 0, "Dettmers et al. 2023 (QLoRA), arXiv:2305.14314: 4 bits + 32/64"),
-    "nf4-dq": Quantized(4, 64, 256, "QLoRA, double quantisation: 4 bits + 8/64 + 32/(64*256)"),
-    "int8": Quantized(8, 0, 0, "Dettmers et al. 2022 (LLM.int8), arXiv:2208.07339: a scale per output row"),
-    "fp8": Quantized(8, -1, 0, "Micikevicius et al. 2022, arXiv:2209.05433: a scale per tensor"),
+    "nf4": Quantized(4, 64, 0, CODES_NF4, "Dettmers et al. 2023 (QLoRA), arXiv:2305.14314: 4 bits + 32/64"),
+    "nf4-dq": Quantized(4, 64, 256, CODES_NF4 + CODES_8BIT, "QLoRA, double quantisation: 4 bits + 8/64 + 32/(64*256)"),
+    "int8": Quantized(8, 0, 0, 0, "Dettmers et al. 2022 (LLM.int8), arXiv:2208.07339: a scale per output row"),
+    "fp8": Quantized(8, -1, 0, 0, "Micikevicius et al. 2022, arXiv:2209.05433: a scale per tensor"),
 }
 """Formats of frozen weights (``--quantize``): the matrices of the layers, as bitsandbytes replaces them."""
 

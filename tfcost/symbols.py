@@ -154,7 +154,13 @@ class ClosedForms:
         passed, lengths = symbolic_run(cfg, run)
         self.values = {**lengths, **sizes}
         self.analysis = Analysis(symbolic, passed, options)
+        self.analysis.at = self.value_of
         self.command, self.by = command, by
+
+    def value_of(self, size: Size) -> Size:
+        """What an expression is at the sizes of the model and the pass that this form was asked for."""
+        value = size.xreplace(self.values) if isinstance(size, Expr) else size
+        return int(value) if isinstance(value, sympy.Integer) else value
 
     def totals(self, keys: Iterable[str] | None = None) -> dict[str, Expr]:
         """The closed form of those of ``keys`` (default: all totals) that have one, collected by layers."""
@@ -400,6 +406,9 @@ def _name(letter: Expr, style: str) -> str:
 def _power(base: Expr, power: int, style: str) -> str:
     if isinstance(base, sympy.ceiling) and base.args[0].has(sympy.log):
         text = _log(base.args[0], style)
+    elif isinstance(base, sympy.ceiling):
+        inner = written(base.args[0], style)
+        text = f"⌈{inner}⌉" if style == "text" else rf"\lceil {inner} \rceil"
     elif isinstance(base, sympy.Add):
         inner = written(base, style)
         text = f"({inner})" if style == "text" else rf"\left({inner}\right)"
