@@ -267,14 +267,16 @@ def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int
         weights: tuple[Tensor, ...] = (g.weight("weight", *shape),) if affine else ()
         if bias and affine:
             weights += (g.weight("bias", *shape),)
-        saves = _norm_keeps(g, x, kind, axes) if g.implementation.statistics else (x,)
+        scaled = any([weight.grad for weight in weights[:1]])
+        saves = _norm_keeps(g, x, kind, axes, scaled) if g.implementation.statistics else (x,)
     return _pointwise(g, kind, name, x, (x,), saves, weights)
 
 
-def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int) -> tuple[Tensor, ...]:
+def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int, scaled: bool) -> tuple[Tensor, ...]:
     """The input and a statistic or two of each row: 2bNd + 8bN (LayerNorm, fp32 statistics), 2bNd + 4bN (RMSNorm).
 
-    Where RMSNorm is no kernel of its own: the fp32 input, the normed fp32 values and 1/rms, 8bNd + 4bN.
+    Where RMSNorm is no kernel of its own: the fp32 input, the normed fp32 values (for the gradient of a scale, where
+    that is trained: ``scaled``) and 1/rms, 8bNd + 4bN.
     """
     rules = g.implementation
     rows = x.axes[:-axes], x.shape[:-axes]
@@ -287,7 +289,7 @@ def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int) -> tuple[Tensor, ...]
     if rules.fused_rmsnorm:
         return x, inverse
     wide = x if x.itemsize == FP32_BYTES else g.tensor("fp32_input", x.axes, x.shape, FP32_BYTES)
-    return wide, g.tensor("normed", x.axes, x.shape, FP32_BYTES), inverse
+    return (wide, g.tensor("normed", x.axes, x.shape, FP32_BYTES), inverse) if scaled else (wide, inverse)
 
 
 def softmax(g: Graph, name: str, x: Tensor, keep: bool = True, sinks: Tensor | None = None) -> Tensor:

@@ -1,0 +1,101 @@
+"""Adapters and frozen weights: what a frozen PyTorch model with adapters keeps for backward, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from tfcost.analysis import Analysis, Options, point_of  # noqa: E402
+from tfcost.blocks import Run  # noqa: E402
+from tfcost.convention import DOCUMENT  # noqa: E402
+from tfcost.graph import Adapters  # noqa: E402
+from tfcost.implementation import REFERENCE  # noqa: E402
+from tfcost.policy import Running  # noqa: E402
+from tfcost.validate import compare, counters  # noqa: E402
+
+RANK = 3
+MODELS = {
+    "gelu": {"hidden": 32, "heads": 2, "layers": 2, "vocab": 50},
+    "glu": {"hidden": 32, "heads": 4, "kv_heads": 2, "layers": 2, "vocab": 50, "ffn": "glu", "activation": "silu",
+            "norm": "rmsnorm", "bias": False, "tied": False, "positions": "rotary", "dropout": 0.0},
+}  # fmt: skip
+TARGETS = [("query", "value"), ("query", "key", "value", "output"), ("up", "down"), ("query",), ("value", "down"),
+           ("output",), ("gate",)]  # fmt: skip
+CASES = [(model, targets) for model in MODELS for targets in TARGETS if model == "glu" or "gate" not in targets]
+
+
+class LoRA(nn.Module):
+    """Hu et al. 2021, arXiv:2106.09685, section 4.1: W x + (alpha/r) B A x, W frozen."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.a = nn.Linear(base.in_features, RANK, bias=False, dtype=base.weight.dtype)
+        self.b = nn.Linear(RANK, base.out_features, bias=False, dtype=base.weight.dtype)
+
+    def forward(self, x):
+        return self.base(x) + 2.0 * self.b(self.a(x))
+
+
+def adapted(case, targets):
+    """The reference of a case, frozen, with adapters on the layers' linear layers of these names."""
+    torch.manual_seed(0)
+    module = compare.build(case).requires_grad_(False)
+    for name, child in list(module.named_modules()):
+        parent, _, leaf = name.rpartition(".")
+        if isinstance(child, nn.Linear) and leaf in targets:
+            setattr(module.get_submodule(parent), leaf, LoRA(child))
+    return module
+
+
+def case_of(model, attention, dtype):
+    cfg = point_of(None, **MODELS[model], seq_len=24).analysis.cfg
+    return compare.Case(cfg, Run(2, 24, attention=attention), dtype)
+
+
+def predicted(case, adapters):
+    recipe = {"bf16": "zero-16", "fp32": "fp32-adam"}[case.dtype]
+    options = Options(case.dtype, DOCUMENT, "full", REFERENCE["cpu"], Running(recipe=recipe, adapters=adapters))
+    return Analysis(case.cfg, case.run, options)
+
+
+def with_gradient(module, _, output):
+    """What PEFT's ``enable_input_require_grads`` does to the embedding's output."""
+    return output.requires_grad_(True)
+
+
+def bytes_kept(module, case):
+    return sum(each.bytes for each in counters.saved_activations(module, compare.inputs_of(case)))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+@pytest.mark.parametrize(("model", "targets"), CASES, ids=lambda value: "+".join(value) if value is tuple else None)
+def test_what_a_frozen_model_with_adapters_keeps(model, targets, attention, dtype):
+    """Frozen products keep no input of their own; norms, activations and attention keep what their inputs need."""
+    case = case_of(model, attention, dtype)
+    module = adapted(case, targets)
+    module.embedding.token.register_forward_hook(with_gradient)
+    analysis = predicted(case, Adapters(RANK, targets))
+    trains = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert analysis.counts["trainable_parameters"] == trains
+    assert sum(compare.without_loss(analysis).values()) == bytes_kept(module, case)
+
+
+def test_without_a_gradient_of_the_embedding_the_first_layer_keeps_less():
+    """Its first norm's input and two statistics, and Q: K has no gradient there, being frozen on a frozen input."""
+    case = case_of("gelu", "eager", "fp32")
+    batch, length, width, size = 2, 24, 32, 4
+    fewer = 2 * batch * length * width * size + 2 * batch * length * size
+    ours = sum(compare.without_loss(predicted(case, Adapters(RANK, ("query", "value")))).values())
+    assert ours - bytes_kept(adapted(case, ("query", "value")), case) == fewer
+
+
+def test_a_frozen_model_with_a_head_that_trains_keeps_the_heads_input():
+    case = case_of("glu", "eager", "fp32")
+    module = compare.build(case).requires_grad_(False)
+    module.get_submodule("head").requires_grad_(True)
+    analysis = predicted(case, Adapters())
+    assert sum(compare.without_loss(analysis).values()) == bytes_kept(module, case) == 2 * 24 * 32 * 4
