@@ -7,9 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+import tfcost  # noqa: E402
 from tfcost.analysis import Analysis, Options, point_of  # noqa: E402
 from tfcost.blocks import Run  # noqa: E402
 from tfcost.convention import DOCUMENT  # noqa: E402
+from tfcost.errors import InputError  # noqa: E402
 from tfcost.graph import Adapters  # noqa: E402
 from tfcost.implementation import REFERENCE  # noqa: E402
 from tfcost.policy import Running  # noqa: E402
@@ -99,3 +101,34 @@ def test_a_frozen_model_with_a_head_that_trains_keeps_the_heads_input():
     module.get_submodule("head").requires_grad_(True)
     analysis = predicted(case, Adapters())
     assert sum(compare.without_loss(analysis).values()) == bytes_kept(module, case) == 2 * 24 * 32 * 4
+
+
+def test_adapters_of_latent_attention():
+    """DeepSeek-V3: its second query projection of 1,536 to 128 * 192, and the output of 128 * 128 to 7,168."""
+    totals = tfcost.analyze("deepseek-v3", command="params", lora_rank=4, lora_targets="query,output").totals
+    assert totals["trainable_parameters"] == 61 * 4 * ((1536 + 128 * 192) + (128 * 128 + 7168))
+
+
+@pytest.mark.parametrize(("model", "given", "words"), [
+    ("mixtral-8x7b", {"lora_rank": 4, "lora_targets": "gate"}, "(experts take none); they have key, output, query"),
+    ("deepseek-v3", {"lora_rank": 4}, "no 'value'"),
+    ("gpt2", {"lora_rank": 4, "lora_targets": "gate"}, "no 'gate'; they have down, key, output, query, up, value"),
+    ("gpt2", {"lora_rank": 4, "frozen": True}, "give one"),
+    ("gpt2", {"quantize": "nf4"}, "--lora-rank, --frozen or --mode prefill"),
+    ("gpt2", {"mode": "prefill", "recipe": "sgd"}, "--recipe goes with --mode train"),
+    ("gpt2", {"mode": "decode", "recompute": "full"}, "--recompute goes with --mode train"),
+])  # fmt: skip
+def test_what_cannot_be_adapted_or_trained_is_said_in_one_line(model, given, words):
+    with pytest.raises(InputError) as caught:
+        tfcost.analyze(model, command="memory", **given)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_frozen_layers_may_be_quantised():
+    """Llama 3 8B with a head that trains: its layers in nf4, and Adam for the head alone."""
+    totals = tfcost.analyze("llama-3-8b", command="memory", quantize="nf4", frozen=True, seq_len=16).totals
+    head = 128_256 * 4096
+    matrices = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert totals["optimizer_bytes"] == 8 * head
+    assert totals["weight_bytes"] == 2 * (8_030_261_248 - matrices) + matrices // 2 + matrices // 16 + 32 * 7 * 64

@@ -111,6 +111,10 @@ def linear(
     return low_rank(g, name, spec, x, shape, out, g.adapters.rank)
 
 
+LOW_RANK = "a"
+"""The axis of an adapter's rank, which no other tensor has (r is the rank of latent attention)."""
+
+
 def low_rank(g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...], out: Tensor, rank: Size) -> Tensor:
     """A low-rank adapter beside a linear layer, ``out + B A x`` (Hu et al. 2021, arXiv:2106.09685, section 4.1).
 
@@ -121,9 +125,9 @@ def low_rank(g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...],
     entering = tuple([axis for axis in w_axes if axis in x_axes])
     leaving = tuple([axis for axis in w_axes if axis not in x_axes])
     with g.scope(f"{name}_lora"):
-        down = g.weight("a", (*entering, "r"), (*[sizes[axis] for axis in entering], rank), ADAPTER)
-        up = g.weight("b", ("r", *leaving), (rank, *[sizes[axis] for axis in leaving]), ADAPTER)
-        through = " ".join([*[axis for axis in x_axes if axis not in entering], "r"])
+        down = g.weight("a", (*entering, LOW_RANK), (*[sizes[axis] for axis in entering], rank), ADAPTER)
+        up = g.weight("b", (LOW_RANK, *leaving), (rank, *[sizes[axis] for axis in leaving]), ADAPTER)
+        through = " ".join([*[axis for axis in x_axes if axis not in entering], LOW_RANK])
         inner = contract(g, "down", f"{' '.join(x_axes)}, {' '.join(down.axes)} -> {through}", x, down, kind="linear")
         outer = contract(g, "up", f"{through}, {' '.join(up.axes)} -> {' '.join(out_axes)}", inner, up, kind="linear")
         return add(g, "sum", out, outer)

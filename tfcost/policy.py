@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tfcost.config import ModelConfig, choice, size
 from tfcost.errors import InputError, UnknownName
 from tfcost.graph import Adapters, Graph
+from tfcost.ops import EXPERT_AXIS
 
 FP32 = 4
 OWN = -1
@@ -203,6 +204,9 @@ KEYWORDS = (
 )  # fmt: skip
 """The keywords of :func:`running`."""
 
+TRAINING = ("recompute", "recipe", "optimizer", "loss", "logit_copies", "frozen")
+"""Those that say nothing of a pass without backward."""
+
 
 def running(given: Mapping[str, Any], dtype: str) -> Running:
     """Read how a model is run from flags or keywords; :class:`InputError` for what cannot be."""
@@ -213,6 +217,9 @@ def running(given: Mapping[str, Any], dtype: str) -> Running:
     for name, label in (("context", "--context"), ("logit_copies", "--logit-copies")):
         if given.get(name) is not None:
             size(label, given[name], 0)
+    for name in TRAINING if mode != "train" else ():
+        if given.get(name):
+            raise InputError(f"--{name.replace('_', '-')} goes with --mode train: nothing trains in --mode {mode}")
     if given.get("context") and mode != "decode":
         raise InputError("--context goes with --mode decode: tokens that are already cached")
     if loss != "eager" and given.get("logit_copies") is not None:
@@ -223,8 +230,10 @@ def running(given: Mapping[str, Any], dtype: str) -> Running:
         choice("--quantize", quantize, QUANTIZED)
         if dtype == "fp8":
             raise InputError(f"--quantize {quantize} needs --dtype bf16, fp16 or fp32 to compute in, not 'fp8'")
-        if mode == "train" and (adapters is None or not adapters.rank):
-            raise InputError(f"--quantize {quantize}: such weights do not train; add --lora-rank or --mode prefill")
+        if mode == "train" and adapters is None:
+            raise InputError(
+                f"--quantize {quantize}: such weights do not train; add --lora-rank, --frozen or --mode prefill"
+            )
     kv_dtype = given.get("kv_dtype") or dtype
     return Running(
         mode, given.get("context") or 0, recompute, every, recipe, loss, chunks, given.get("logit_copies"), adapters,
@@ -272,6 +281,8 @@ def _adapters(given: Mapping[str, Any]) -> Adapters | None:
         if text:
             raise InputError("--lora-targets needs --lora-rank")
         return Adapters() if given.get("frozen") else None
+    if given.get("frozen"):
+        raise InputError("--lora-rank and --frozen both say what trains; give one")
     size("--lora-rank", rank)
     if not text:
         return Adapters(rank, DEFAULT_TARGETS)
@@ -301,5 +312,8 @@ def check_adapters(adapters: Adapters | None, graph: Graph, trainable: Any) -> N
         raise InputError("--frozen leaves nothing to train: this model has no head of its own (--untied gives it one)")
     missing = [name for name in adapters.targets if name not in graph.adapted]
     if missing and adapters.targets != TARGETS:
-        has = sorted({op.path.rpartition("/")[2] for op in graph.ops if op.kind == "linear"} & {*TARGETS})
-        raise InputError(f"--lora-targets: this model's layers have no {missing[0]!r}; they have {', '.join(has)}")
+        plain = [op for op in graph.ops if op.kind == "linear" and op.weights[0].axes[:1] != EXPERT_AXIS]
+        has = sorted({op.path.rpartition("/")[2] for op in plain} & {*TARGETS})
+        experts = any([w.axes[:1] == EXPERT_AXIS for op in graph.ops for w in op.weights])
+        name = f"{missing[0]!r} that takes an adapter (experts take none)" if experts else repr(missing[0])
+        raise InputError(f"--lora-targets: this model's layers have no {name}; they have {', '.join(has)}")
