@@ -51,7 +51,10 @@ def embed(g: Graph, cfg: ModelConfig, run: Run, length: Size, table: Tensor | No
             rows = g.weight(
                 "position/weight", ("p", "d"), (cfg.max_positions + cfg.position_offset, width), "embedding"
             )
-            x = ops.add(g, "position_sum", x, ops.embedding(g, "position", ("b", "n", "d"), shape, rows))
+            # All sequences read the same rows: their gradient is summed over the batch first.
+            summed = 0 if run.batch == 1 else length * width * g.itemsize
+            read = ops.embedding(g, "position", ("b", "n", "d"), shape, rows, summed)
+            x = ops.add(g, "position_sum", x, read)
         elif cfg.positions == "sinusoidal":
             x = ops.add(g, "position_sum", x, g.tensor("position", ("n", "d"), shape[1:], grad=False))
         if cfg.type_vocab:

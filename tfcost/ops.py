@@ -240,10 +240,12 @@ def join(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
     return g.add("select", name, (a, b), out)
 
 
-def embedding(g: Graph, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], table: Tensor) -> Tensor:
+def embedding(
+    g: Graph, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], table: Tensor, workspace: Size = 0
+) -> Tensor:
     """Rows of a table, looked up by integer ids: no multiplications; keeps only the ids, which are not counted."""
     out = g.tensor(name, axes, shape, grad=table.grad or g.through_embeddings)
-    return g.add("embedding", name, (), out, weights=(table,))
+    return g.add("embedding", name, (), out, weights=(table,), workspace=workspace)
 
 
 def _pointwise(
@@ -254,10 +256,12 @@ def _pointwise(
     inputs: tuple[Tensor, ...],
     saves: tuple[Tensor, ...] = (),
     weights: tuple[Tensor, ...] = (),
+    workspace: Size = 0,
 ) -> Tensor:
     out = g.tensor(name, x.axes, x.shape, grad=any([t.grad for t in inputs]))
     work = Work(0, out.numel)
-    return g.add(kind, name, inputs, out, work, work if out.grad else NO_WORK, weights, saves)
+    backward = work if out.grad else NO_WORK
+    return g.add(kind, name, inputs, out, work, backward, weights, saves, workspace=workspace)
 
 
 def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int = 1, affine: bool = True) -> Tensor:
@@ -273,7 +277,12 @@ def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int
             weights += (g.weight("bias", *shape),)
         scaled = any([weight.grad for weight in weights[:1]])
         saves = _norm_keeps(g, x, kind, axes, scaled) if g.implementation.statistics else (x,)
-    return _pointwise(g, kind, name, x, (x,), saves, weights)
+    workspace: Size = 0
+    if len(saves) == 3 and kind == "rmsnorm":
+        # Steps in fp32 (CPU): when most is alive, five tensors of the input's size in place of both gradients and of
+        # the normed values and 1/rms, which are gone by then.
+        workspace = 5 * FP32_BYTES * x.numel - saves[1].bytes - saves[2].bytes - 2 * x.bytes
+    return _pointwise(g, kind, name, x, (x,), saves, weights, workspace)
 
 
 def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int, scaled: bool) -> tuple[Tensor, ...]:

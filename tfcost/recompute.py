@@ -86,5 +86,5 @@ def keeping(graph: Graph, found: list[Region]) -> list[Op]:
 def _keeping(op: Op, saves: tuple[Tensor, ...]) -> Op:
     return Op(
         op.kind, op.path, op.inputs, op.output, op.forward, op.backward, op.weights, saves, op.copies, op.causal,
-        op.recompute,
+        op.recompute, op.workspace,
     )  # fmt: skip
