@@ -106,8 +106,8 @@ RECIPES: dict[str, Recipe] = {
         Recipe("rmsprop", TORCH, states=(OWN,)),
         Recipe("lion", "Chen et al. 2023, arXiv:2302.06675: momentum alone; fp32 master weights", master=FP32,
                states=(FP32,)),
-        Recipe("muon", "Jordan et al. 2024 (kellerjordan.github.io/posts/muon): momentum of the layers' matrices, Adam for "
-               "the rest; fp32 master weights", master=FP32, matrix_states=(FP32,), other_states=(FP32, FP32)),
+        Recipe("muon", "Jordan et al. 2024 (kellerjordan.github.io/posts/muon): momentum of the layers' matrices, Adam "
+               "for the rest; fp32 master weights", master=FP32, matrix_states=(FP32,), other_states=(FP32, FP32)),
         Recipe("fp8", "Peng et al. 2023 (FP8-LM), arXiv:2310.18313: 2 (fp16 master) + 1 + 1 + 2, and fp8 weights; "
                "scales, one per tensor, are left out",
                gradient=1, master=2, states=(1, 2)),
