@@ -367,8 +367,10 @@ def test_s09_pure_bf16_of_a_7b(recipe, gigabytes):
     ({"recipe": "adamz"}, "unknown recipe 'adamz'"), ({"device": "h1000"}, "unknown device"),
     ({"quantize": "nf4"}, "do not train"), ({"quantize": "nf4", "lora_rank": 4, "dtype": "fp8"}, "--dtype bf16"),
     ({"lora_rank": 4, "lora_targets": "gate"}, "no 'gate'"), ({"lora_rank": 4, "lora_targets": "qq"}, "LoRA target"),
-    ({"recompute": "some"}, "every-K"), ({"recompute": "ops:"}, "ops:A,B"), ({"recompute": "ops:activaton"}, "activation"),
-    ({"recompute": "ops:softmax", "attention": "flash"}, "inside a fused kernel"), ({"loss": "chunked"}, "chunked=8"), ({"context": 5}, "--mode decode"),
+    ({"recompute": "some"}, "every-K"), ({"recompute": "ops:"}, "ops:A,B"),
+    ({"recompute": "ops:activaton"}, "activation"),
+    ({"recompute": "ops:softmax", "attention": "flash"}, "inside a fused kernel"),
+    ({"loss": "chunked"}, "chunked=8"), ({"context": 5}, "--mode decode"),
     ({"recipe": "zero-16", "dtype": "fp32"}, "fp32-adam"), ({"lora_targets": "query"}, "needs --lora-rank"),
 ])  # fmt: skip
 def test_one_line_errors(given, words):

@@ -304,6 +304,8 @@ class Memory:
                 buffers.rename(repeat.entered, repeat.left)
                 if repeat.shares_weights:
                     done |= weights
+        if repeat.times == 1:  # the last layer is the first
+            found.append(found[0]._replace(name=f"backward at the first {name}"))
         if repeat.entered.first is not None:
             buffers.rename(repeat.entered, repeat.entered.first)
         done |= weights

@@ -64,8 +64,8 @@ def regions(graph: Graph, mode: str, every: int = 1, chosen: tuple[str, ...] = (
 
 
 def places(graph: Graph, mode: str, chosen: Iterable[str]) -> set[int]:
-    """Where the ops of these names stand: an op of a layer (``softmax``), its path
-    (``mlp/dropout``), the block it is in (``mlp``), or else its kind (``gelu``). A fused kernel's inner steps come with it."""
+    """Where the ops of these names stand: a layer's op (``softmax``), its path (``mlp/dropout``), the block it is in
+    (``mlp``), or else its kind (``gelu``). A fused kernel's inner steps come with it."""
     inner = inside_kernels(graph.ops)
     found: set[int] = set()
     known: set[str] = set()
