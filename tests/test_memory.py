@@ -87,6 +87,34 @@ def test_bytes_kept_and_work_done_again():
         memory(recompute="every-4")
 
 
+def test_chosen_ops():
+    """``ops`` discards what the named ops make, ``save`` all else of a layer: bytes and FLOPs by hand."""
+    names = "attention_norm,attention,attention_residual,mlp_norm,mlp,mlp_residual"
+    sbh, square, core = b * N * d, b * N * N * h, 4 * b * N * N * d
+    linear = 24 * b * N * d * d
+    for recompute, kept, again in (
+        (f"ops:{names}", 2 * sbh, linear + core),
+        ("ops:scores,softmax,attention/dropout", 34 * sbh, core // 2),  # QKᵀ; PV's output is kept
+        ("ops:activation", 34 * sbh + 5 * square - 8 * sbh, 0),  # GELU's output goes, its input is kept anyway
+        ("ops:softmax", 34 * sbh + 5 * square, 0),  # the scores are kept in place of their softmax
+        ("ops:attention_norm,mlp_norm", 34 * sbh + 5 * square - 4 * sbh, 0),
+        ("save:query,key,value,output,up,down", (2 + 4 * 2 + 8 + 2) * sbh, core),
+        ("save:gelu", 2 * sbh + 8 * sbh, linear + core),
+    ):
+        totals = memory(recompute=recompute).totals
+        assert totals["activation_bytes_per_layer"] == kept, recompute
+        work = tfcost.analyze(None, command="flops", **DOCUMENT, recompute=recompute).totals
+        assert work["recompute_flops"] == l * again, recompute
+
+
+def test_a_fused_kernel_is_chosen_whole():
+    plain, again = (memory(attention="flash", recompute=each) for each in ("none", "ops:flash"))
+    gone = 2 * b * N * d + 4 * b * N * h  # its output and log-sum-exp
+    assert plain.totals["activation_bytes_per_layer"] - again.totals["activation_bytes_per_layer"] == gone
+    work = tfcost.analyze(None, command="flops", **DOCUMENT, attention="flash", recompute="ops:flash").totals
+    assert work["recompute_flops"] == l * 4 * b * N * N * d
+
+
 def test_the_live_layer_stands_in_the_peak():
     moments = {m["moment"]: m for m in memory(recompute="full").extra["moments"]}
     least = l * 2 * b * N * d
@@ -148,7 +176,10 @@ def test_a_reference_model_is_a_second_set_of_weights():
     ({"recipe": "adamz"}, "unknown recipe 'adamz'"), ({"device": "h1000"}, "unknown device"),
     ({"quantize": "nf4"}, "do not train"), ({"quantize": "nf4", "lora_rank": 4, "dtype": "fp8"}, "--dtype bf16"),
     ({"lora_rank": 4, "lora_targets": "gate"}, "no 'gate'"), ({"lora_rank": 4, "lora_targets": "qq"}, "LoRA target"),
-    ({"recompute": "some"}, "every-K"), ({"loss": "chunked"}, "chunked=8"), ({"context": 5}, "--mode decode"),
+    ({"recompute": "some"}, "every-K"), ({"recompute": "ops:"}, "ops:A,B"),
+    ({"recompute": "ops:activaton"}, "activation"),
+    ({"recompute": "ops:softmax", "attention": "flash"}, "inside a fused kernel"),
+    ({"loss": "chunked"}, "chunked=8"), ({"context": 5}, "--mode decode"),
     ({"recipe": "zero-16", "dtype": "fp32"}, "fp32-adam"), ({"lora_targets": "query"}, "needs --lora-rank"),
 ])  # fmt: skip
 def test_one_line_errors(given, words):

@@ -57,8 +57,9 @@ def test_work_that_checkpoint_does_again():
     """Every layer's forward once more. Without the early stop, which would end it at the last kept tensor."""
     torch.manual_seed(0)
     module, inputs = recomputed(compare.build(case("fp32"))), compare.inputs_of(case("fp32"))
-    loss = module(*inputs).sum()
-    with FlopCounterMode(display=False) as counter, set_checkpoint_early_stop(False):
+    with set_checkpoint_early_stop(False):
+        loss = module(*inputs).sum()
+    with FlopCounterMode(display=False) as counter:
         torch.autograd.backward(loss)
     figures = predicted("fp32", recompute="full").flops
     assert counter.get_total_flops() == figures["backward_flops"] + figures["recompute_flops"]
@@ -186,3 +187,125 @@ def test_watching_modules_holds_gradients():
         plain = counters.step_peak(module.zero_grad() or module, inputs, torch.sum)
         assert 0 <= peak["Total"] - inputs[0].nbytes - plain <= held
         assert (peak["Total"] - inputs[0].nbytes > plain) == bool(held)
+
+
+# --- Chosen ops, against PyTorch's selective activation checkpointing ------------------------------------------------
+
+MAIN = ("addmm", "mm", "bmm", "native_layer_norm", "_softmax", "native_dropout", "gelu", "add")
+"""The one op of each submodule that makes its output; views, transposes and copies for layout are left to PyTorch."""
+
+
+class Selective:
+    """Layers under torch.utils.checkpoint with a policy by submodule: outputs of the named ones are saved."""
+
+    def __init__(self, module, names):
+        self.names, self.stack = names, []
+        for layer in layers_of(module):
+            for name, child in layer.named_modules():
+                child.register_forward_pre_hook(lambda *_, name=name: self.stack.append(name))
+                child.register_forward_hook(self.leave, always_call=True)
+            forward = layer.forward
+            layer.forward = lambda *a, f=forward, **k: checkpoint(
+                f, *a, use_reentrant=False, context_fn=self.contexts, **k
+            )
+
+    def leave(self, *_):
+        self.stack.pop()
+
+    def contexts(self):
+        from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+        def policy(_, op, *args, **kwargs):
+            inner = self.stack[-1] if self.stack else ""
+            chosen = inner in self.names and op.overloadpacket.__name__ in MAIN
+            return CheckpointPolicy.MUST_SAVE if chosen else CheckpointPolicy.MUST_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+
+LISTS = [
+    ["attention.query", "attention.key", "attention.value"],
+    ["mlp.up"],
+    ["mlp.up", "mlp.down", "attention.output", "attention.query", "attention.key", "attention.value"],
+    ["attention_norm", "mlp_norm", "mlp.activation"],
+    ["attention.softmax"],
+    ["attention.softmax", "attention.dropout", "attention.weighted_sum"],
+    ["attention.output_dropout", "mlp.output_dropout"],
+]
+
+
+@pytest.mark.parametrize("names", LISTS, ids=lambda names: "+".join(names))
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_saved_outputs_against_selective_checkpointing(names, dtype):
+    """Bytes alive after the forward pass, and the FLOPs of backward, which runs all else of the layers once more."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    torch.manual_seed(0)
+    module, inputs = compare.build(case(dtype)), compare.inputs_of(case(dtype))
+    Selective(module, names)
+    tracker = MemTracker()
+    tracker.track_external(module, *inputs)
+    with tracker, set_checkpoint_early_stop(False):
+        logits = module(*inputs)
+        alive = counted(tracker)["activations"]
+    loss = logits.sum()
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.backward(loss)
+    analysis = predicted(dtype, recompute="save", chosen=tuple(name.replace(".", "/") for name in names))
+    kept = sum(compare.without_loss(analysis).values())
+    assert alive - logits.nbytes == kept
+    figures = analysis.flops
+    assert counter.get_total_flops() == figures["backward_flops"] + figures["recompute_flops"]
+
+
+class Call(torch.nn.Module):
+    """A function where a module stood."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+
+def test_the_attention_core_under_checkpoint_is_selective():
+    """QKᵀ to PV of each layer under torch.utils.checkpoint: bytes, and QKᵀ and PV once more."""
+    torch.manual_seed(0)
+    module, inputs = compare.build(case("fp32")), compare.inputs_of(case("fp32"))
+    for layer in layers_of(module):
+        attention = layer.attention
+
+        def core(
+            q, k, v, a=attention.scores, b=attention.softmax, c=attention.dropout, d=attention.weighted_sum
+        ):  # fmt: skip
+            return checkpoint(lambda q, k, v: d(c(b(a(q, k))), v), q, k, v, use_reentrant=False)
+
+        attention.scores = Call(lambda q, k, mask: (q, k))
+        attention.softmax = Call(lambda pair, may_hide_all: pair)
+        attention.dropout = torch.nn.Identity()
+        attention.weighted_sum = Call(lambda pair, v, core=core: core(*pair, v))
+    kept = counters.saved_activations(module, inputs)
+    analysis = predicted("fp32", recompute="selective")
+    assert sum(each.bytes for each in kept) == sum(compare.without_loss(analysis).values())
+    with set_checkpoint_early_stop(False):  # which is read when the forward runs
+        loss = module(*inputs).sum()
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.backward(loss)
+    assert counter.get_total_flops() == analysis.flops["backward_flops"] + analysis.flops["recompute_flops"]
+
+
+def test_discarded_outputs_against_a_function_that_makes_them_again():
+    """``ops:activation``: GELU's output, which the next product needs, is made again from its input. In PyTorch, the
+    two under one checkpoint keep that input alone; the product's own work is then no part of what runs again."""
+    torch.manual_seed(0)
+    module, inputs = compare.build(case("fp32")), compare.inputs_of(case("fp32"))
+    for layer in layers_of(module):
+        mlp = layer.mlp
+        pair = torch.nn.Sequential(mlp.activation, mlp.dropout, mlp.down)
+        mlp.activation, mlp.dropout = torch.nn.Identity(), torch.nn.Identity()
+        mlp.down = Call(lambda x, pair=pair: checkpoint(pair, x, use_reentrant=False))
+    kept = counters.saved_activations(module, inputs)
+    analysis = predicted("fp32", recompute="ops", chosen=("activation",))
+    assert sum(each.bytes for each in kept) == sum(compare.without_loss(analysis).values())
+    assert analysis.flops["recompute_flops"] == 0

@@ -213,7 +213,7 @@ class Analysis:
             return work
         forward = {line.path: line.forward for line in self.lines(convention, half)}
         for region in self.whole.regions:
-            work += region.copies * sum([forward.get(op.path, 0) for op in self.graph.ops[region.start : region.stop]])
+            work += region.copies * sum([forward.get(self.graph.ops[place].path, 0) for place in region.again])
         if how.loss != "eager":
             logits = [op for op in self.whole.head_ops if op.kind == "linear" and op.output.axes == ("b", "n", "v")]
             work += sum([op.copies * forward.get(op.path, 0) for op in logits])

@@ -15,7 +15,7 @@ from tfcost.kv import cache_bytes, caches
 from tfcost.liveness import Backward, Buffers, Kept, forward_peak
 from tfcost.ops import FP32_BYTES
 from tfcost.policy import MIN_8BIT, RECIPES, TABLE_8BIT
-from tfcost.recompute import Region, keeping, kept, regions
+from tfcost.recompute import Region, keeping, kept, made_again, regions
 from tfcost.stored import Stored, below, stored
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Memory:
     @cached_property
     def regions(self) -> list[Region]:
         """What is run again in backward."""
-        return regions(self.graph, self.running.recompute, self.running.every) if self.trains else []
+        how = self.running
+        return regions(self.graph, how.recompute, how.every, how.chosen) if self.trains else []
 
     @cached_property
     def saved(self) -> list[Saved]:
@@ -315,25 +316,26 @@ class Memory:
                 buffers.rename(repeat.entered, repeat.left)
                 if repeat.shares_weights:
                     done |= weights
+        if repeat.times == 1:  # the last layer is the first
+            found.append(found[0]._replace(name=f"backward at the first {name}"))
         if repeat.entered.first is not None:
             buffers.rename(repeat.entered, repeat.entered.first)
         done |= weights
         return found
 
+    @cached_property
+    def _made_again(self) -> list[tuple[Tensor, int, int]]:
+        return made_again(self.graph, self.regions)
+
     def _again(self, start: int, ops: Sequence[Op], kept: Kept, within: str = "") -> dict[int, int]:
-        """What recomputed regions hold while their backward is at an op, beyond what is kept, by the op's place."""
-        held = {}
-        for region in self.regions:
-            if not start <= region.start < start + len(ops):
-                continue
-            first: dict[int, tuple[Tensor, int]] = {}
-            for index in range(region.start - start, region.stop - start):
-                for tensor in ops[index].saves:
-                    if tensor.path.startswith(within):
-                        first.setdefault(id(tensor), (tensor, index))
-                # A tensor that is kept is not made again.
-                made = [tensor for key, (tensor, _) in first.items() if kept.since.get(key, index + 1) > index]
-                held[index] = sum([tensor.bytes for tensor in made])
+        """What is made again and not kept, and alive while the backward of an op runs, by the op's place."""
+        held: dict[int, int] = {}
+        for tensor, first, last in self._made_again:
+            if start <= first < start + len(ops) and tensor.path.startswith(within):
+                # What is kept as well is counted there, from its first keeper on.
+                until = min(last - start + 1, kept.since.get(id(tensor), len(ops)))
+                for index in range(first - start, until):
+                    held[index] = held.get(index, 0) + tensor.bytes
         return held
 
     def _generating(self) -> list[Moment]:

@@ -158,6 +158,8 @@ DEFAULT_TARGETS = ("query", "value")
 
 MODES = ("train", "prefill", "decode")
 RECOMPUTE = ("none", "selective", "full")
+CHOSEN = ("ops", "save")
+"""``--recompute ops:softmax,dropout``: run those again; ``save:query,up``: in each layer, run all but those again."""
 
 
 class Running(NamedTuple):
@@ -177,10 +179,13 @@ class Running(NamedTuple):
     kv_dtype: str = ""
     overhead: int = 0
     device: str = ""
+    chosen: tuple[str, ...] = ()
 
     def words(self) -> dict[str, Any]:
         """What a report says of it: the pass, the recipe and whatever was asked for."""
         every = f"every-{self.every}" if self.every != 1 else self.recompute
+        if self.chosen:
+            every = f"{self.recompute}:{','.join(self.chosen)}"
         said: dict[str, Any] = {"mode": self.mode}
         if self.mode == "train":
             said |= {"recipe": self.recipe, "recompute": every}
@@ -211,7 +216,7 @@ TRAINING = ("recompute", "recipe", "optimizer", "loss", "logit_copies", "frozen"
 def running(given: Mapping[str, Any], dtype: str) -> Running:
     """Read how a model is run from flags or keywords; :class:`InputError` for what cannot be."""
     mode = choice("--mode", given.get("mode") or "train", MODES)
-    recompute, every = _recompute(given.get("recompute") or "none")
+    recompute, every, chosen = _recompute(given.get("recompute") or "none")
     loss, chunks = _loss(given.get("loss") or "eager")
     recipe = _recipe(given.get("recipe"), given.get("optimizer"), dtype)
     for name, label in (("context", "--context"), ("logit_copies", "--logit-copies")):
@@ -238,17 +243,24 @@ def running(given: Mapping[str, Any], dtype: str) -> Running:
     return Running(
         mode, given.get("context") or 0, recompute, every, recipe, loss, chunks, given.get("logit_copies"), adapters,
         quantize, bool(given.get("reference_model")), choice("--kv-dtype", kv_dtype, KV_ITEMSIZE),
-        given.get("overhead") or 0, given.get("device") or "",
+        given.get("overhead") or 0, given.get("device") or "", chosen,
     )  # fmt: skip
 
 
-def _recompute(text: str) -> tuple[str, int]:
+def _recompute(text: str) -> tuple[str, int, tuple[str, ...]]:
     name, dash, number = text.partition("-")
     if name == "every" and dash and number.isdigit() and int(number) >= 1:
-        return "full", int(number)
+        return "full", int(number), ()
+    name, colon, listed = text.partition(":")
+    chosen = tuple(dict.fromkeys(each.strip() for each in listed.split(",")))
+    if name in CHOSEN and colon and all(chosen):
+        return name, 1, chosen
     if text not in RECOMPUTE:
-        raise InputError(f"--recompute must be one of none, selective, full, every-K (every-2), not {text[:40]!r}")
-    return text, 1
+        raise InputError(
+            "--recompute must be one of none, selective, full, every-K (every-2), ops:A,B (ops:softmax,dropout) or "
+            f"save:A,B, not {text[:40]!r}"
+        )
+    return text, 1, ()
 
 
 def _loss(text: str) -> tuple[str, int]:
