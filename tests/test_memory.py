@@ -371,6 +371,46 @@ def test_s09_pure_bf16_of_a_7b(recipe, gigabytes):
     assert step["total"] == pytest.approx(gigabytes * 1e9, rel=0.05)
 
 
+def test_a13_multi_query_attention_with_and_without_the_square():
+    """sbh(30 + 4/a + 5as/h) in 40 layers is 206.4 GiB; without 5as/h 56.4. Flash adds its fp32 log-sum-exp, 4bNh."""
+    shape = {"hidden": 6144, "heads": 48, "kv_heads": 1, "layers": 40, "seq_len": 2048, "batch": 4}
+    gib = {
+        name: tfcost.analyze(None, command="memory", **shape, **given).totals["activation_bytes"] / GIB
+        for name, given in (("eager", {}), ("selective", {"recompute": "selective"}), ("flash", {"attention": "flash"}))
+    }
+    tokens = 4 * 2048
+    assert gib["eager"] == 40 * (tokens * 6144 * 30 + tokens * 4 * 128 + 5 * tokens * 2048 * 48) / GIB
+    assert (round(gib["eager"], 1), round(gib["selective"], 1)) == (206.4, 56.4)
+    assert gib["flash"] - gib["selective"] == 40 * 4 * tokens * 48 / GIB
+
+
+def test_a15_gpt2_in_fp32():
+    """States of 16 bytes per parameter, 1.854 GiB; copies of the logits of 0.767 GiB, four of them at the peak: the
+    logits, their log-probabilities, and two gradients of that shape."""
+    report = tfcost.analyze("gpt2", command="memory", batch=8, seq_len=512, dtype="fp32")
+    moments = {moment["moment"]: moment for moment in report.extra["moments"]}
+    assert moments["optimizer step"]["total"] == 16 * 124_439_808
+    assert moments["optimizer step"]["total"] / GIB == pytest.approx(1.854, abs=5e-4)
+    assert report.totals["peak_moment"] == "backward at the head"
+    copy, head_input = 8 * 512 * 50257 * 4, 8 * 512 * 768 * 4
+    assert copy / GIB == pytest.approx(0.767, abs=5e-4)
+    peak = moments["backward at the head"]
+    assert peak["logits"] + peak["logit_gradients"] - head_input == 4 * copy
+
+
+def test_a06_and_a28_states_and_logits():
+    """What does not depend on how transformers writes its layers: 1.99 GB of states, and copies of the logits."""
+    for batch, length, gigabytes in ((8, 1024, 1.647), (4, 512, 0.4117)):
+        report = tfcost.analyze("gpt2", command="memory", batch=batch, seq_len=length, dtype="fp32", attention="eager")
+        assert report.extra["moments"][-1]["total"] == pytest.approx(1.99e9, rel=1e-3)
+        [copy] = {
+            each.tensor.bytes
+            for each in point_of("gpt2", batch=batch, seq_len=length, dtype="fp32").analysis.saved
+            if each.tensor.axes == ("b", "n", "v")
+        }
+        assert copy / 1e9 == pytest.approx(gigabytes, rel=1e-3)
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -382,7 +422,8 @@ def test_s09_pure_bf16_of_a_7b(recipe, gigabytes):
     ({"recompute": "ops:activaton"}, "activation"),
     ({"recompute": "ops:softmax", "attention": "flash"}, "inside a fused kernel"),
     ({"loss": "chunked"}, "chunked=8"), ({"context": 5}, "--mode decode"),
-    ({"labels": 33}, "32 tokens"), ({"labels": 1, "mode": "prefill"}, "training"), ({"labels": 1, "head": False}, "head"),
+    ({"labels": 33}, "32 tokens"), ({"labels": 1, "mode": "prefill"}, "training"),
+    ({"labels": 1, "head": False}, "head"),
     ({"recipe": "zero-16", "dtype": "fp32"}, "fp32-adam"), ({"lora_targets": "query"}, "needs --lora-rank"),
 ])  # fmt: skip
 def test_one_line_errors(given, words):
