@@ -1,7 +1,7 @@
 """What a class of transformers takes, by the parameters of its forward; and what its values decide, said beforehand.
 
-A traced tensor has no values. Where a class looks at them (is a token padding, which is the last, which experts does the
-router choose), the answer that the closed forms are for is given: no padding, one <eos> per sequence, top k experts.
+A traced tensor has no values. Where a class looks at them (is a token padding, which one is the last, which experts does
+the router choose), the answer that the closed forms are for is given: no padding, one <eos> per row, top k experts.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def values_decided(cls: Any) -> Iterator[None]:
     """Inside, what values would decide is decided: each row is one sequence without padding, tokens go to top k."""
     with ExitStack() as stack:
         stack.enter_context(unpacked())
+        stack.enter_context(any_width())
         stack.enter_context(first_experts(inspect.getmodule(cls)))
         if reads_end_token(cls):
             stack.enter_context(OneEndToken())
@@ -121,6 +122,26 @@ def unpacked() -> Iterator[None]:
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
         changes[name] = without_padding
     with replaced(masking_utils, changes):
+        yield
+
+
+ALIGNED = 16
+"""Bytes of which the rows of a grouped product's operands are a multiple, or PyTorch's kernel refuses them."""
+
+
+@contextmanager
+def any_width() -> Iterator[None]:
+    """Experts of a width that the grouped kernel refuses use transformers' own loop over groups, of the same work."""
+    from transformers.integrations import moe
+
+    def can_use(original: Callable[..., bool]) -> Callable[..., bool]:
+        def can_use_grouped_mm(input: Any, weight: Any, *args: Any, **kwargs: Any) -> bool:
+            aligned = all(int(width) * weight.itemsize % ALIGNED == 0 for width in weight.shape[1:])
+            return aligned and original(input, weight, *args, **kwargs)
+
+        return can_use_grouped_mm
+
+    with replaced(moe, {"_can_use_grouped_mm": can_use}):
         yield
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tfcost.errors import ConfigError, InputError, MissingExtra, TfcostError, UnknownName
 from tfcost.hf import read_json
 from tfcost.models import preset_names
-from tfcost.tracing.model_inputs import inputs_of, values_decided
+from tfcost.tracing.model_inputs import inputs_of, positions, values_decided
 from tfcost.tracing.program import Build, Feed
 from tfcost.tracing.torch_private import torch
 
@@ -34,6 +34,7 @@ class Source(NamedTuple):
 
     ``inputs`` names the report's input of each letter: ``{"b": "batch", "N": "seq_len"}``. ``around`` is entered while
     the program runs. ``written_as`` are letters that the closed forms write by others, which ``derived`` gives sizes.
+    ``limit`` is the greatest length that the model takes, where it has one.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Source(NamedTuple):
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     written_as: Mapping[str, Any] = MappingProxyType({})
     derived: Mapping[str, int] = MappingProxyType({})
+    limit: int | None = None
 
 
 FAN = "_calculate_fan_in_and_fan_out"
@@ -165,7 +167,7 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
     letters, inputs, feed = inputs_of(cls, config, DTYPES[dtype], sizes)
     return Source(
         name, cls.__name__, build, feed, letters, inputs, frozenset(numbers_in(config.to_dict())), notes,
-        partial(values_decided, cls),
+        partial(values_decided, cls), limit=positions(getattr(config, "text_config", None) or config),
     )  # fmt: skip
 
 
