@@ -78,8 +78,8 @@ def compare(
 ) -> Report:  # fmt: skip
     """The report: one row per quantity, then one per kept tensor that only one side has."""
     source = from_transformers(spec, attention, dtype, {"batch": batch, "seq_len": seq_len, "src_len": src_len})
+    graph = analytic(spec, attention, dtype, semantics, source.inputs)  # the quick side first: it may refuse
     result = traced(source, Settings(attention=attention, dtype=dtype, semantics=semantics, progress=progress))
-    graph = analytic(spec, attention, dtype, semantics, source.inputs)
     program = figures(result.forms)
     predicted = {"parameters": graph.parameters["parameters"], **graph.priced_by(DOCUMENT)}
     rows = []

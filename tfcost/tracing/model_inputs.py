@@ -1,7 +1,7 @@
 """What a class of transformers takes, by the parameters of its forward; and what its values decide, said beforehand.
 
-A traced tensor has no values. Where a class looks at them (is a token padding, which one is the last, which experts does
-the router choose), the answer that the closed forms are for is given: no padding, one <eos> per row, top k experts.
+A traced tensor has no values. Where a class looks at them (is a token padding, which one is the last, which experts
+does the router choose), the answer that the closed forms are for is given: no padding, one <eos> a row, top k experts.
 """
 
 from __future__ import annotations
