@@ -130,7 +130,7 @@ def test_a_capacity_factor_sets_the_slots() -> None:
     assert experts_of[1] * 4 == experts_of[0] * 5
     report = tfcost.analyze(**fields, capacity_factor="1.25")
     assert "capacity factor 1.25" in report.assumptions["routing"]
-    with pytest.raises(InputError, match=r"does not divide"):
+    with pytest.raises(InputError, match=r"is 45\.7143 slots for each of --experts 7"):
         tfcost.analyze(**{**fields, "experts": 7}, capacity_factor=1.25)
 
 
