@@ -122,6 +122,7 @@ KIN: dict[str, Config] = {
         **LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 16, "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
+    "starcoder2": {**LLAMA, "sliding_window": 16},
     "granitemoe": {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2},
     "dbrx": {
         "vocab_size": 97, "d_model": 48, "n_heads": 4, "n_layers": 3, "max_seq_len": 64,
