@@ -224,6 +224,7 @@ FAMILIES: dict[str, Family | tuple[str, str]] = {
     "text-tower": ("tfcost.towers", "text_tower"),
     "image-tower": ("tfcost.towers", "image_tower"),
     "speech": ("tfcost.speech", "speech"),
+    "speech-encoder": ("tfcost.speech", "speech_encoder"),
     "recurrent": ("tfcost.recurrent", "recurrent"),
     "convolutions": ("tfcost.recurrent", "convolutions"),
 }

@@ -153,7 +153,8 @@ def add_table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str
     columns = [columns[i] for i in keep]
     rows = [[row[i] for i in keep] for row in rows]
     if _needs(columns, rows) > page.width:
-        _lines(page, rows)
+        headers = ["".join(column.header.split("\n")) for column in columns]
+        _lines(page, [[row[0], *_labelled(headers[1:], row[1:])] for row in rows])
         return
     _table(page, columns, rows)
 
@@ -182,6 +183,13 @@ def _table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]])
             textwrap.wrap(text, widths[i], break_on_hyphens=False) if i in wrapped else [text]
             for i, text in enumerate(row)
         ])  # fmt: skip
+
+
+def _labelled(headers: Sequence[str], cells: Sequence[str]) -> list[str]:
+    """Figures with the headers that a table would have above them; one alone, bars and empty cells have none."""
+    if len(headers) == 1:
+        return list(cells)
+    return [f"{header}: {cell}" if header and cell else cell for header, cell in zip(headers, cells, strict=True)]
 
 
 def _lines(page: Page, rows: Sequence[Sequence[str]]) -> None:

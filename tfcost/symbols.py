@@ -385,8 +385,10 @@ def written(value: Expr, style: str = "text") -> str:
 
 
 def _sum(parts: list[str]) -> str:
-    text = parts[0] if parts else "0"
-    for part in parts[1:]:
+    """Terms with their signs between them; one that is added stands first, where there is one."""
+    first = next((index for index, part in enumerate(parts) if not part.startswith("-")), 0)
+    text = parts[first] if parts else "0"
+    for part in parts[:first] + parts[first + 1 :]:
         text += f" - {part[1:]}" if part.startswith("-") else f" + {part}"
     return text
 

@@ -35,6 +35,7 @@ try:
     from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
     TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
+    TorchFunctionMode: Any = torch.overrides.TorchFunctionMode
     _sequence_number: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
     _current_node: Callable[[], Any] = torch._C._current_autograd_node
 except (ImportError, AttributeError, KeyError) as error:
@@ -44,9 +45,9 @@ except (ImportError, AttributeError, KeyError) as error:
 
 __all__ = [
     "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv", "Max", "Min",
-    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "as_fake_tensor", "cached_arithmetic", "cannot_follow",
-    "check_cuda", "current_node", "fake_mode", "forward_number", "is_composite", "memory_tracker", "sizes",
-    "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
+    "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode", "as_fake_tensor", "cached_arithmetic",
+    "cannot_follow", "check_cuda", "current_node", "fake_mode", "forward_number", "is_composite", "memory_tracker",
+    "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
 
