@@ -264,7 +264,11 @@ STARCODER2 = ModelType(
     fixed={**ROTARY, "norm": "layernorm", "norm_bias": True},
     # Of the configs of its first days; the class has one norm and one feed-forward.
     must_be={"norm_type": ("layer_norm",), "mlp_type": ("default",)},
-    inert=ROPE | names("norm_epsilon"),
+    inert=ROPE
+    | names(
+        """attention_softmax_in_fp32 layer_norm_epsilon norm_epsilon scale_attention_softmax_in_fp32
+        scale_attn_weights"""
+    ),
 )
 
 TYPES: dict[str, ModelType] = {
