@@ -169,6 +169,17 @@ def test_a_reference_model_is_a_second_set_of_weights():
     assert memory(reference_model=True).totals["weight_bytes"] == 4 * P
 
 
+def test_labels_by_hand():
+    """k labelled tokens of N: 2bkd + 6bkV kept by head and loss, 2bkdV FLOPs; the layers as ever."""
+    k = 5
+    plain, some = (memory(**each).totals for each in ({}, {"labels": k}))
+    assert some["logits_bytes"] == 2 * b * k * d + 6 * b * k * V
+    assert some["activation_bytes"] == plain["activation_bytes"]
+    flops = [tfcost.analyze(None, command="flops", **DOCUMENT, **each).totals for each in ({}, {"labels": k})]
+    assert flops[0]["forward_flops"] - flops[1]["forward_flops"] == 2 * b * (N - k) * d * V
+    assert memory(labels=N).totals["logits_bytes"] == plain["logits_bytes"]
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +191,7 @@ def test_a_reference_model_is_a_second_set_of_weights():
     ({"recompute": "ops:activaton"}, "activation"),
     ({"recompute": "ops:softmax", "attention": "flash"}, "inside a fused kernel"),
     ({"loss": "chunked"}, "chunked=8"), ({"context": 5}, "--mode decode"),
+    ({"labels": 33}, "32 tokens"), ({"labels": 1, "mode": "prefill"}, "training"), ({"labels": 1, "head": False}, "head"),
     ({"recipe": "zero-16", "dtype": "fp32"}, "fp32-adam"), ({"lora_targets": "query"}, "needs --lora-rank"),
 ])  # fmt: skip
 def test_one_line_errors(given, words):

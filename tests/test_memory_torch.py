@@ -309,3 +309,47 @@ def test_discarded_outputs_against_a_function_that_makes_them_again():
     analysis = predicted("fp32", recompute="ops", chosen=("activation",))
     assert sum(each.bytes for each in kept) == sum(compare.without_loss(analysis).values())
     assert analysis.flops["recompute_flops"] == 0
+
+
+# --- Logits only where labels are -------------------------------------------------------------------------------------
+
+
+class Labelled(torch.nn.Module):
+    """A trunk whose hidden states are selected by a mask before the head sees them, as masked language models do."""
+
+    def __init__(self, trunk, hidden, vocab, where, dtype):
+        super().__init__()
+        self.trunk = trunk
+        self.register_buffer("where", where)
+        self.head = torch.nn.Linear(hidden, vocab, bias=False, dtype=dtype)
+
+    def forward(self, ids):
+        return self.head(self.trunk(ids)[self.where])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("labels", [1, 5, 23])
+def test_logits_of_the_labelled_tokens_alone(labels, dtype):
+    """Bytes kept, FLOPs and the peak of a step of a program that selects before its head."""
+    sizes = {"hidden": 32, "heads": 2, "layers": 1, "vocab": 900, "arch": "encoder", "tied": False, "final_norm": True}
+    cfg = point_of(None, **sizes, seq_len=24).analysis.cfg
+    made = compare.Case(cfg._replace(head=False), RUN, dtype)
+    where = torch.zeros(2, 24, dtype=torch.bool)
+    for row in where:
+        row[torch.randperm(24)[:labels]] = True
+    torch.manual_seed(0)
+    module = Labelled(compare.build(made), 32, 900, where, compare.DTYPES[dtype])
+    inputs = compare.inputs_of(made)
+    kept, flops = counters.saved_activations(module, inputs), counters.torch_flops(module, inputs)
+    targets = torch.randint(900, (2 * labels,))
+    peak = counters.step_peak(
+        module, inputs, lambda logits: torch.nn.functional.cross_entropy(logits.float(), targets)
+    )
+    recipe = {"bf16": "bf16-adam", "fp32": "fp32-adam"}[dtype]
+    options = Options(dtype, DOCUMENT, "full", WATCHED, Running(recipe=recipe))
+    analysis = Analysis(cfg, RUN._replace(labels=labels), options)
+    assert sum(each.bytes for each in kept) == sum(compare.without_loss(analysis).values())
+    assert flops.forward == analysis.flops["forward_flops"]
+    assert flops.backward == analysis.flops["backward_flops"]
+    moment = analysis.whole.peak
+    assert peak - SCALARS - where.nbytes == moment.total - moment.bytes["optimizer"], moment.name

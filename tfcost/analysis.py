@@ -341,6 +341,18 @@ def _inputs(
     return Run(batch, seq_len, src_len, context=running.context), []
 
 
+def _labels(labels: int | None, cfg: ModelConfig, run: Run, how: Running) -> int | None:
+    """How many tokens of a sequence have labels, checked."""
+    if labels is None:
+        return None
+    size("--labels", labels)
+    if cfg.vocab is None or not cfg.head or how.mode != "train":
+        raise InputError("--labels is for training with a language-model head (-V, --head), which reads those tokens")
+    if labels > run.seq_len:
+        raise InputError(f"--labels {labels}: a sequence has {run.seq_len} tokens (-N/--seq-len)")
+    return labels
+
+
 def options_of(
     dtype: str, convention: str, causal: str, implementation: str, semantics: str | None, fields: dict[str, Any]
 ) -> Options:
@@ -377,6 +389,8 @@ class Point(NamedTuple):
             inputs["src_len"] = run.src_len
         if run.frames is not None:
             inputs["frames"] = run.frames
+        if run.labels is not None:
+            inputs["labels"] = run.labels
         shown = command if command in TOTALS else None
         totals = analysis.totals((shown,) if shown else tuple(TOTALS))
         if shown in (None, "flops") and run.attention == "flash":
@@ -399,6 +413,7 @@ def point_of(
     seq_len: int | None = None,
     src_len: int | None = None,
     frames: int | None = None,
+    labels: int | None = None,
     attention: str | None = None,
     causal: str = "full",
     dtype: str = "bf16",
@@ -415,7 +430,7 @@ def point_of(
         attention = "flash" if source.from_config else "eager"
     kernel = choice("--attention", attention, ATTENTION)
     run, cautions = _inputs(cfg, source, batch, seq_len, src_len, frames, options.running)
-    run = run._replace(attention=kernel)
+    run = run._replace(attention=kernel, labels=_labels(labels, cfg, run, options.running))
     analysis = Analysis(cfg, run, options)
     check_adapters(options.running.adapters, analysis.graph, analysis.counts["trainable_parameters"])
     assumptions = assumptions_of(analysis, source.ignored_keys)
@@ -467,7 +482,8 @@ def analyze(
 
     ``model`` is a preset's name, a path to a ``config.json``, a :class:`~tfcost.models.Model`, or None for the model
     that fields describe (``hidden=``, ``heads=``, ``layers=``, ``vocab=`` ...); with a model they are a what-if.
-    ``batch`` b and ``seq_len`` N are sequences and tokens per sequence, ``src_len`` an encoder-decoder's source tokens;
+    ``batch`` b and ``seq_len`` N are sequences and tokens per sequence, ``src_len`` an encoder-decoder's source tokens,
+    ``labels`` those of a sequence that reach the language-model head (all unless given);
     ``attention``, ``causal``, ``dtype``, ``convention``, ``implementation`` are the flags of those names.
 
     The report's ``totals`` are those of ``command`` ("flops", "params", "memory"), or of all three; its ``rows`` are

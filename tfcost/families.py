@@ -250,5 +250,6 @@ def build(
 ) -> Graph:
     """The op graph of one forward pass of a model, with what this implementation keeps and what trains."""
     g = Graph(itemsize, implementation, adapters)
+    g.labels = run.labels
     family(cfg.family or cfg.arch)(g, cfg, run)
     return g

@@ -216,7 +216,8 @@ class Graph:
     """Ops in the order in which they run, with the scopes and repetitions that they stand in.
 
     ``itemsize`` is the bytes of an activation or weight element, ``implementation`` what its kernels keep,
-    ``head_start`` where the ops of head and loss begin, ``adapters`` what trains where not all weights do.
+    ``head_start`` where the ops of head and loss begin, ``labels`` how many tokens of a sequence they read where not
+    all, ``adapters`` what trains where not all weights do.
     Paths are unique: a second op of the same path
     raises :class:`GraphError`, since a report could not tell the two apart.
     """
@@ -231,6 +232,7 @@ class Graph:
         self.ops: list[Op] = []
         self.repeats: list[Repeat] = []
         self.head_start: int | None = None
+        self.labels: Size | None = None
         self.copies: Size = 1
         self.weight_copies: Size = 1
         self.prefix = ""

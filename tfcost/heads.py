@@ -72,9 +72,12 @@ def language_model(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor) -> Tens
     """Logits, 2bNdV FLOPs, by the token table where it is tied; before them BERT's transform.
 
     The transform is dense, activation and LayerNorm of the width of the table (of the hidden width where
-    ``head_factored``: MobileBERT's logits use the table's E columns and a d - E by V matrix of their own).
+    ``head_factored``: MobileBERT's logits use the table's E columns and a d - E by V matrix of their own). Where only
+    some tokens have labels, these alone are read (``--labels``).
     """
     vocab, width = table.shape
+    if g.labels is not None:
+        x = ops.select_tokens(g, "labelled", x, g.labels)
     if cfg.head_transform:
         inner: Size = cfg.hidden if cfg.head_factored else width
         with g.scope("head_transform"):

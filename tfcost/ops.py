@@ -398,6 +398,12 @@ def gather_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
     return g.add("select", name, (x,), out)
 
 
+def select_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
+    """``tokens`` vectors of each sequence, wherever they stand: a copy. Keeps only where they stood."""
+    out = g.tensor(name, x.axes, (x.shape[0], tokens, *x.shape[2:]), grad=x.grad)
+    return g.add("select", name, (x,), out)
+
+
 def fused_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scores: Op) -> Tensor:
     """What a flash kernel keeps: Q, K, V, its output, and one fp32 log-sum-exp per query and head.
 

@@ -64,7 +64,7 @@ OPTIONAL = (
 
 LETTERS = (
     "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "w",
-    "t", "e", "V", "V_src", "N_max", "N_img", "F", "r", "m", "n_b", "n_c", "c", "C", "P", "d_p", "S_max",
+    "t", "e", "V", "V_src", "N_max", "N_img", "N_lab", "F", "r", "m", "n_b", "n_c", "c", "C", "P", "d_p", "S_max",
 )  # fmt: skip
 """The order in which a product's letters are written: bNd, bN²h, bNdV."""
 
@@ -143,7 +143,10 @@ def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
         if source is not None and values[frames] == 2 * values[source]:
             del values[frames]
             frames = 2 * source
-    return run._replace(batch=batch, seq_len=length, src_len=source, frames=frames), values
+    labels = None if run.labels is None else symbol("N_lab")
+    if labels is not None:
+        values[labels] = run.labels
+    return run._replace(batch=batch, seq_len=length, src_len=source, frames=frames, labels=labels), values
 
 
 class ClosedForms:
