@@ -162,6 +162,19 @@ def test_exit_status(run, arguments, status):
     assert "Traceback" not in out + err
 
 
+@pytest.mark.parametrize("width", [80, 114])
+def test_the_table_of_moments_fits_and_names_its_columns(width):
+    from tfcost.render import table_text
+
+    text = table_text(fit_report(load("gpt2-xl"), device="24GB", seq_len=1024, attention="eager"), width, False)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    at = next(i for i, line in enumerate(lines) if line.startswith("end of forward"))
+    header = " ".join(lines[at - 3 : at])
+    assert "weights" in header
+    assert "GiB" in header or "GiB" in lines[at]
+
+
 # --- KV cache ---------------------------------------------------------------------------------------------------------
 
 
