@@ -41,6 +41,8 @@ def run_of(cfg: ModelConfig, batch: int, seq_len: int, src_len: int | None) -> R
     """The pass of a model: of text, of an image of its size, or of as many frames as it has positions for."""
     if cfg.patches is not None:
         return Run(batch, cfg.patches + cfg.prefix_tokens)
+    if cfg.source_positions is not None and cfg.arch == "encoder":
+        return Run(batch, cfg.source_positions, frames=2 * cfg.source_positions)
     if cfg.source_positions is not None:
         return Run(batch, seq_len, cfg.source_positions, frames=2 * cfg.source_positions)
     return Run(batch, seq_len, src_len)
@@ -111,6 +113,11 @@ def configs(draw: Draw, model_type: str) -> Config:
         if usable and draw(st.integers(0, 3)) == 0:
             config[alias] = config.pop(name)
     architecture = draw(st.sampled_from([name for name in row.architectures if name not in NOT_ALONE]))
+    if architecture.endswith("ForMaskedImageModeling"):
+        # The class makes a square of the patches.
+        for name in ("image_size", "patch_size"):
+            if isinstance(config[name], list):
+                config[name] = max(config[name])
     if draw(st.booleans()):
         config["id2label"] = {str(index): f"L{index}" for index in range(draw(st.integers(1, 5)))}
     return {**config, "model_type": model_type, "architectures": [architecture]}
@@ -132,6 +139,7 @@ UNKNOWN_ALIASES = {
 KEPT = (
     "add_cross_attention", "is_decoder", "multi_query", "qk_layernorm", "use_sliding_window", "parallel_attn", "alibi",
     "new_decoder_architecture", "use_bottleneck", "use_bottleneck_attention", "key_query_shared_bottleneck",
+    "use_weighted_layer_sum",
 )  # fmt: skip
 """Keys that a valid combination rests on."""
 
@@ -358,6 +366,7 @@ def _clip_tower(draw: Draw, config: Config) -> None:
 def _whisper(draw: Draw, config: Config) -> None:
     config["decoder_attention_heads"] = draw(st.sampled_from([1, 2, 4]))
     config["decoder_ffn_dim"] = draw(st.integers(1, 30))
+    config["use_weighted_layer_sum"] = False
 
 
 VALID: dict[str, Callable[[Draw, Config], None]] = {

@@ -130,7 +130,7 @@ def test_a_capacity_factor_sets_the_slots() -> None:
     assert experts_of[1] * 4 == experts_of[0] * 5
     report = tfcost.analyze(**fields, capacity_factor="1.25")
     assert "capacity factor 1.25" in report.assumptions["routing"]
-    with pytest.raises(InputError, match=r"does not divide"):
+    with pytest.raises(InputError, match=r"is 45\.7143 slots for each of --experts 7"):
         tfcost.analyze(**{**fields, "experts": 7}, capacity_factor=1.25)
 
 
@@ -186,3 +186,18 @@ def test_slots_are_built_in_any_size() -> None:
     out = experts.mixture(g, g.tensor("x", ("b", "n", "d"), (10**12, 10**12, 4)), cfg)
     assert out.shape == (10**12, 10**12, 4)
     assert next(op for op in g.ops if op.path == "experts/up").forward.macs == 2 * 10**24 * 4 * 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"n_group": 3}, "n_routed_experts 8 does not divide by n_group 3"),
+     ({"n_group": 2, "topk_group": 3}, "topk_group 3 is more than n_group 2")],
+)  # fmt: skip
+def test_groups_of_experts_that_the_router_cannot_form(changes: dict[str, Any], words: str) -> None:
+    """DeepSeek-V3's router views the scores as groups (modeling_deepseek_v3.py); V2's does where it is told to."""
+    config = {"n_routed_experts": 8, "num_experts_per_tok": 2, **changes}
+    with pytest.raises(ConfigError, match=words):
+        from_hf({"model_type": "deepseek_v3", **config})
+    with pytest.raises(ConfigError, match=words):
+        from_hf({"model_type": "deepseek_v2", "topk_method": "group_limited_greedy", **config})
+    from_hf({"model_type": "deepseek_v2", "topk_method": "greedy", **config})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from test_cli import run as run
 
@@ -16,6 +18,7 @@ from tfcost.fit import fit_report, kv_report
 from tfcost.models import load
 
 GIB = 2**30
+NORMS = ["layernorm", "rmsnorm"]
 SMALL = {"hidden": 32, "heads": 2, "layers": 2, "vocab": 64, "seq_len": 16}
 
 
@@ -56,6 +59,75 @@ def test_lora_rank():
     assert total(lora_rank=rank) <= 10**6 < total(lora_rank=rank + 1)
 
 
+RECIPES = ["zero-16", "megatron-18", "grad-accum-20", "bf16-adam", "sgd", "sgd-momentum", "lion", "muon", "adafactor"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_closed_form_is_what_the_search_finds(data):
+    """Evaluated by Python as it is printed: the search's answer, which fits there and not one step further."""
+    from math import isqrt
+
+    solve = data.draw(st.sampled_from(["batch", "seq-len", "layers", "hidden", "lora-rank"]))
+    name = solve.replace("-", "_")
+    shape = {
+        "hidden": 8 * data.draw(st.integers(1, 8)), "heads": data.draw(st.sampled_from([1, 2, 4])),
+        "layers": data.draw(st.integers(1, 6)), "vocab": data.draw(st.integers(5, 600)),
+        "seq_len": data.draw(st.integers(1, 60)), "batch": data.draw(st.integers(1, 5)),
+    }  # fmt: skip
+    how = {
+        "recipe": data.draw(st.sampled_from(RECIPES)), "attention": data.draw(st.sampled_from(["eager", "flash"])),
+        "recompute": data.draw(st.sampled_from(["none", "selective", "full", "save:up,query", "ops:activation"])),
+        "loss": data.draw(st.sampled_from(["eager", "fused"])), "norm": data.draw(st.sampled_from(NORMS)),
+        "ffn": data.draw(st.sampled_from(["mlp", "glu"])), "tied": data.draw(st.booleans()),
+        "dropout": data.draw(st.sampled_from([0.0, 0.1])), "arch": data.draw(st.sampled_from(["decoder", "encoder"])),
+    }  # fmt: skip
+    if solve == "lora-rank":
+        how["recipe"] = data.draw(st.sampled_from(["zero-16", "bf16-adam"]))
+    fields = {key: value for key, value in shape.items() if key != name} | how
+    least = tfcost.analyze(None, command="memory", **fields, **{name: shape.get(name, 1)}).totals["total_bytes"]
+    capacity = data.draw(st.integers(least + 1, 40 * least))
+    report = fit_report(None, solve, formula=True, device=str(capacity), **fields)
+    value, step = report.totals[name], shape["heads"] if solve == "hidden" else 1
+    event(f"{solve}: {'closed form' if report.formulas else 'none'}")
+    if not report.formulas:
+        [why] = report.warnings
+        # What is the fullest op of a moment may change just there; never so far from the answer.
+        assert "are no polynomial around the answer" in why
+        return
+    letters = {**report.letters, "isqrt": isqrt}
+    assert eval(report.formulas[name], {}, letters) == value
+    for at in (value, value + step):
+        moments = {
+            moment["moment"]: moment["total"]
+            for moment in tfcost.analyze(None, command="memory", **fields, **{name: at}).extra["moments"]
+        }
+        by_formula = eval(report.formulas["total_bytes_next"], {}, letters | {report.closed_forms().root.letter: at})
+        assert by_formula == moments[report.extra["closed_form_at"]]
+        assert (by_formula <= capacity) == (at == value)
+
+
+@pytest.mark.parametrize(("solve", "form"), [("batch", "(C - {rest}) // {each}"), ("layers", "(C - {rest}) // {each}")])
+def test_the_closed_form_by_hand(solve, form):
+    """Full recomputation, fused loss and plain SGD: the fullest moment is a sum of few terms, linear in b and in l."""
+    report = fit_report(None, solve, formula=True, device="40MB", recipe="sgd", recompute="full", loss="fused",
+                        **{key: value for key, value in SMALL.items() if key != solve})  # fmt: skip
+    each = total(recipe="sgd", recompute="full", loss="fused", **{solve: 50}) - total(
+        recipe="sgd", recompute="full", loss="fused", **{solve: 49}
+    )
+    rest = total(recipe="sgd", recompute="full", loss="fused", **{solve: 50}) - 50 * each
+    assert report.formulas[solve] == form.format(rest=rest, each=each)
+
+
+@pytest.mark.parametrize(("solve", "device", "words"), [
+    ("batch", "1kB", "nothing fits"), ("lora-rank", "48GB", "8-bit states round up"), ("seq-len", "h200", "no size of"),
+])  # fmt: skip
+def test_no_closed_form_is_said(solve, device, words):
+    report = fit_report(load("gpt2-xl"), solve, formula=True, device=device, recipe="adam8bit")
+    assert not report.formulas
+    assert words in report.warnings[0]
+
+
 def test_learned_positions_bound_the_length():
     report = fit_report(load("gpt2"), "seq-len", device="h200", recompute="full")
     assert report.totals["seq_len"] == 1024
@@ -88,6 +160,19 @@ def test_exit_status(run, arguments, status):
     assert code == status
     assert (err.count("\n") == 1) == (status == 2)
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("width", [80, 114])
+def test_the_table_of_moments_fits_and_names_its_columns(width):
+    from tfcost.render import table_text
+
+    text = table_text(fit_report(load("gpt2-xl"), device="24GB", seq_len=1024, attention="eager"), width, False)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    at = next(i for i, line in enumerate(lines) if line.startswith("end of forward"))
+    header = " ".join(lines[at - 3 : at])
+    assert "weights" in header
+    assert "GiB" in header or "GiB" in lines[at]
 
 
 # --- KV cache ---------------------------------------------------------------------------------------------------------
@@ -170,6 +255,19 @@ def test_every_device_has_bytes_and_a_source():
         for alias in (name, *entry["aliases"]):
             assert alias not in seen
             seen.add(alias)
+
+
+STATED = re.compile(r"(\d+(?:\.\d+)?)(?: )?(GiB|MB|bytes)")
+UNITS = {"GiB": 2**30, "MB": 2**20, "bytes": 1}
+"""PyTorch prints total_memory as MB and divides by 2**20 (torch/csrc/cuda/Module.cpp)."""
+
+
+def test_a_devices_bytes_are_what_its_source_states():
+    for name, entry in entries().items():
+        figure, unit = STATED.findall(entry["source"])[0]
+        assert entry["memory_bytes"] == int(Fraction(figure) * UNITS[unit]), name
+        where = entry["source"].partition("(")[2]
+        assert where.startswith(("https://", '"', "TorchCodec's documentation")), name
 
 
 def test_devices_by_name_alias_and_size():

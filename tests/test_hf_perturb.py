@@ -110,7 +110,10 @@ def inputs_of(config: Config, cfg: ModelConfig, run: Run) -> dict[str, Any]:
     """Tokens, and whatever else the class reads; a value that does not matter for each."""
     if cfg.source_positions is not None:
         frames = torch.zeros(run.batch, cfg.channels, run.frames)
-        return {"input_features": frames, "decoder_input_ids": torch.full((run.batch, run.seq_len), TOKEN)}
+        sound = {"input_features": frames}
+        if cfg.arch == "encoder":
+            return sound
+        return sound | {"decoder_input_ids": torch.full((run.batch, run.seq_len), TOKEN)}
     if cfg.patches is not None:
         return {"pixel_values": pixels(cfg, run.batch)}
     length = run.seq_len if cfg.arch != "encoder-decoder" else run.src_len
@@ -125,7 +128,8 @@ def inputs_of(config: Config, cfg: ModelConfig, run: Run) -> dict[str, Any]:
     elif cfg.arch == "encoder-decoder":
         inputs["decoder_input_ids"] = torch.full((run.batch, run.seq_len), TOKEN)
     elif run.src_len is not None:
-        inputs["encoder_hidden_states"] = torch.zeros(run.batch, run.src_len, cfg.hidden)
+        memory = torch.zeros(run.batch, run.src_len, cfg.hidden)
+        inputs |= {"encoder_outputs": (memory,)} if cfg.model_type == "whisper" else {"encoder_hidden_states": memory}
     return inputs
 
 

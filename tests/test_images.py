@@ -341,7 +341,7 @@ def test_what_does_not_fit_sound_and_text() -> None:
         ({"model_type": "swin", "mlp_ratio": 0}, "mlp_ratio must be above 0"),
         ({"model_type": "clip", "vision_config": 3}, "vision_config must be an object or null, not 3"),
         ({"model_type": "clip", "vision_config": {"patch_size": 0}}, r"vision_config\.patch_size must be a positive"),
-        ({"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"]}, "supported: ViTModel"),
+        ({"model_type": "vit", "architectures": ["ViTBackbone"]}, "supported: ViTModel"),
     ],
 )
 def test_configs_that_cannot_be_used(config: dict[str, Any], message: str) -> None:

@@ -226,6 +226,15 @@ def test_a_table_that_cannot_fit_becomes_lines():
     assert page.text() == "a_very_long_name\n  1,234,567,890,123\n"
 
 
+def test_figures_that_become_lines_keep_their_headers():
+    page = Page(20)
+    columns = [Column("moment"), Column("gradi_\nents", right=True), Column("in all", right=True), Column("")]
+    add_table(page, columns, [["end of a forward pass", "", "1.39 GiB", "██"], ["optimizer step", "2 B", "3 B", ""]])
+    assert page.text() == (
+        "end of a forward pass\n  in all: 1.39 GiB\n  ██\noptimizer step\n  gradi_ents: 2 B\n  in all: 3 B\n"
+    )
+
+
 def test_markup_and_emoji_in_a_name_are_shown_as_they_are():
     page = Page(80)
     page.write("[bold]x[/bold] :smile:")

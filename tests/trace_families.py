@@ -113,7 +113,33 @@ FAMILIES: dict[str, Config] = {
     },
 }  # fmt: skip
 
+KIN: dict[str, Config] = {
+    "qwen2_moe": {
+        **LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2,
+    },
+    "gpt_oss": {
+        **LLAMA, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 16, "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "starcoder2": {**LLAMA, "sliding_window": 16},
+    "granitemoe": {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "dbrx": {
+        "vocab_size": 97, "d_model": 48, "n_heads": 4, "n_layers": 3, "max_seq_len": 64,
+        # Without clip_qkv the class cannot run (transformers 5.24).
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "xlm-roberta": FAMILIES["roberta"], "camembert": FAMILIES["roberta"],
+    "mt5": {**FAMILIES["t5"], "feed_forward_proj": "gated-gelu"}, "mbart": FAMILIES["bart"],
+    "deit": FAMILIES["vit"], "dinov2_with_registers": FAMILIES["dinov2"],
+    "clip_text_model": {**COMMON, **IDS, "max_position_embeddings": 64, "projection_dim": 40},
+    "clip_vision_model": {**IMAGE, "projection_dim": 40},
+}  # fmt: skip
+"""Further model types, whose programs the graph is held to (:mod:`test_against`)."""
+
 FAMILIES = {name: {**config, "model_type": name} for name, config in FAMILIES.items()}
+KIN = {name: {**config, "model_type": name, "architectures": None} for name, config in KIN.items()}
 
 EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 """Families whose class runs experts in a loop, or as grouped products."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +53,9 @@ MEMORY_TOTALS = (
 TOTALS = {"flops": FLOPS_TOTALS, "params": PARAMS_TOTALS, "memory": MEMORY_TOTALS}
 """The keys of ``totals`` for each command, in the order in which they are printed."""
 
+OPTIONAL_TOTALS = {"paged_optimizer_bytes"}
+"""Totals of ``memory`` that stand there where they are no zero by definition: bytes on the host."""
+
 FORWARD_ONLY = ("backward_flops", "train_flops", "recompute_flops", "hardware_flops", "train_flops_per_token")
 """What a convention that counts forward passes only has no figure for."""
 
@@ -82,6 +85,8 @@ class Analysis:
         self.cfg = cfg
         self.run = run
         self.options = options
+        self.at: Callable[[Size], Size] = lambda size: size
+        """The value of a size at the point that is asked for; a symbol that has none stays."""
         self.graph: Graph = build(cfg, run, options.itemsize, options.implementation, options.running.adapters)
 
     @cached_property
@@ -208,7 +213,7 @@ class Analysis:
             return work
         forward = {line.path: line.forward for line in self.lines(convention, half)}
         for region in self.whole.regions:
-            work += region.copies * sum([forward.get(op.path, 0) for op in self.graph.ops[region.start : region.stop]])
+            work += region.copies * sum([forward.get(self.graph.ops[place].path, 0) for place in region.again])
         if how.loss != "eager":
             logits = [op for op in self.whole.head_ops if op.kind == "linear" and op.output.axes == ("b", "n", "v")]
             work += sum([op.copies * forward.get(op.path, 0) for op in logits])
@@ -280,7 +285,8 @@ class Analysis:
             figures |= {"flops": self._flops_totals, "params": self._params_totals, "memory": self._memory_totals}[
                 command
             ]()
-        return {key: figures[key] for command in commands for key in TOTALS[command]}
+        keys = [key for command in commands for key in TOTALS[command]]
+        return {key: figures[key] for key in (*keys, *figures.keys() & OPTIONAL_TOTALS)}
 
     def _params_totals(self) -> dict[str, Any]:
         return self.parameters
@@ -335,6 +341,18 @@ def _inputs(
     return Run(batch, seq_len, src_len, context=running.context), []
 
 
+def _labels(labels: int | None, cfg: ModelConfig, run: Run, how: Running) -> int | None:
+    """How many tokens of a sequence have labels, checked."""
+    if labels is None:
+        return None
+    size("--labels", labels)
+    if cfg.vocab is None or not cfg.head or how.mode != "train":
+        raise InputError("--labels is for training with a language-model head (-V, --head), which reads those tokens")
+    if labels > run.seq_len:
+        raise InputError(f"--labels {labels}: a sequence has {run.seq_len} tokens (-N/--seq-len)")
+    return labels
+
+
 def options_of(
     dtype: str, convention: str, causal: str, implementation: str, semantics: str | None, fields: dict[str, Any]
 ) -> Options:
@@ -371,6 +389,8 @@ class Point(NamedTuple):
             inputs["src_len"] = run.src_len
         if run.frames is not None:
             inputs["frames"] = run.frames
+        if run.labels is not None:
+            inputs["labels"] = run.labels
         shown = command if command in TOTALS else None
         totals = analysis.totals((shown,) if shown else tuple(TOTALS))
         if shown in (None, "flops") and run.attention == "flash":
@@ -393,6 +413,7 @@ def point_of(
     seq_len: int | None = None,
     src_len: int | None = None,
     frames: int | None = None,
+    labels: int | None = None,
     attention: str | None = None,
     causal: str = "full",
     dtype: str = "bf16",
@@ -409,7 +430,7 @@ def point_of(
         attention = "flash" if source.from_config else "eager"
     kernel = choice("--attention", attention, ATTENTION)
     run, cautions = _inputs(cfg, source, batch, seq_len, src_len, frames, options.running)
-    run = run._replace(attention=kernel)
+    run = run._replace(attention=kernel, labels=_labels(labels, cfg, run, options.running))
     analysis = Analysis(cfg, run, options)
     check_adapters(options.running.adapters, analysis.graph, analysis.counts["trainable_parameters"])
     assumptions = assumptions_of(analysis, source.ignored_keys)
@@ -461,7 +482,8 @@ def analyze(
 
     ``model`` is a preset's name, a path to a ``config.json``, a :class:`~tfcost.models.Model`, or None for the model
     that fields describe (``hidden=``, ``heads=``, ``layers=``, ``vocab=`` ...); with a model they are a what-if.
-    ``batch`` b and ``seq_len`` N are sequences and tokens per sequence, ``src_len`` an encoder-decoder's source tokens;
+    ``batch`` b and ``seq_len`` N are sequences and tokens per sequence, ``src_len`` an encoder-decoder's source tokens,
+    ``labels`` those of a sequence that reach the language-model head (all unless given);
     ``attention``, ``causal``, ``dtype``, ``convention``, ``implementation`` are the flags of those names.
 
     The report's ``totals`` are those of ``command`` ("flops", "params", "memory"), or of all three; its ``rows`` are

@@ -22,7 +22,8 @@ class Run(NamedTuple):
     """One pass: b sequences of N tokens (and S source tokens, or F frames of sound), and the attention kernel.
 
     ``attention``: ``"eager"`` and ``"math"`` keep the score square, ``"flash"`` recomputes it in backward and visits
-    only a window's keys. ``context`` tokens came before: their keys and values are in a cache (decoding).
+    only a window's keys. ``context`` tokens came before: their keys and values are in a cache (decoding). ``labels``
+    tokens of each sequence have a label, and only those reach the language-model head (None: all do).
     """
 
     batch: Size
@@ -31,6 +32,7 @@ class Run(NamedTuple):
     attention: str = "eager"
     frames: Size | None = None
     context: Size = 0
+    labels: Size | None = None
 
 
 class Square(NamedTuple):

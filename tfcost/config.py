@@ -197,6 +197,7 @@ class ModelConfig(NamedTuple):
     pooler_activation: str = "tanh"
     classifiers: int = 1
     pooled_norm: bool = False
+    pixel_stride: Size = 0  # the side of the square of pixels that a head predicts from each patch
     # Diffusion: frequencies of the time step, labels (with that of none), and channels of what is predicted.
     frequencies: Size = 256
     labels: Size = None

@@ -7,8 +7,11 @@ arXiv:2401.06066. Axis letters beyond those of :mod:`tfcost.blocks`: x experts, 
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from tfcost import blocks, ops
 from tfcost.config import ModelConfig
+from tfcost.errors import InputError
 from tfcost.graph import Graph, Size, Tensor, div
 
 
@@ -22,8 +25,13 @@ def slots(cfg: ModelConfig, tokens: Size) -> Size:
         return routed
     whole, _, part = cfg.capacity_factor.partition(".")
     scaled, parts = int(whole + part) * routed, 10 ** len(part)
-    each = div(scaled, parts * cfg.experts, "routed tokens times --capacity-factor", "--experts (both scaled alike)")
-    return each * cfg.experts
+    if isinstance(scaled, int) and isinstance(cfg.experts, int) and scaled % (parts * cfg.experts):
+        share = Fraction(scaled, parts * cfg.experts)
+        raise InputError(
+            f"--capacity-factor {cfg.capacity_factor} of {routed:,} routed tokens is {float(share):,.6g} slots for "
+            f"each of --experts {cfg.experts}: give a factor (or batch and length) that makes it a whole number"
+        )
+    return div(scaled, parts * cfg.experts, "routed tokens", "--experts") * cfg.experts
 
 
 def mixture(g: Graph, x: Tensor, cfg: ModelConfig) -> Tensor:

@@ -51,7 +51,10 @@ def embed(g: Graph, cfg: ModelConfig, run: Run, length: Size, table: Tensor | No
             rows = g.weight(
                 "position/weight", ("p", "d"), (cfg.max_positions + cfg.position_offset, width), "embedding"
             )
-            x = ops.add(g, "position_sum", x, ops.embedding(g, "position", ("b", "n", "d"), shape, rows))
+            # All sequences read the same rows: their gradient is summed over the batch first.
+            summed = 0 if run.batch == 1 else length * width * g.itemsize
+            read = ops.embedding(g, "position", ("b", "n", "d"), shape, rows, summed)
+            x = ops.add(g, "position_sum", x, read)
         elif cfg.positions == "sinusoidal":
             x = ops.add(g, "position_sum", x, g.tensor("position", ("n", "d"), shape[1:], grad=False))
         if cfg.type_vocab:
@@ -221,6 +224,7 @@ FAMILIES: dict[str, Family | tuple[str, str]] = {
     "text-tower": ("tfcost.towers", "text_tower"),
     "image-tower": ("tfcost.towers", "image_tower"),
     "speech": ("tfcost.speech", "speech"),
+    "speech-encoder": ("tfcost.speech", "speech_encoder"),
     "recurrent": ("tfcost.recurrent", "recurrent"),
     "convolutions": ("tfcost.recurrent", "convolutions"),
 }
@@ -247,5 +251,6 @@ def build(
 ) -> Graph:
     """The op graph of one forward pass of a model, with what this implementation keeps and what trains."""
     g = Graph(itemsize, implementation, adapters)
+    g.labels = run.labels
     family(cfg.family or cfg.arch)(g, cfg, run)
     return g

@@ -10,6 +10,7 @@ from tfcost.blocks import Run
 from tfcost.config import ModelConfig, choice
 from tfcost.devices import device
 from tfcost.errors import InputError
+from tfcost.fit_formula import Root, root_of
 from tfcost.kv import Cache, caches, totals
 from tfcost.memory import Memory
 from tfcost.models import DOCUMENT_MODEL, Model
@@ -66,8 +67,35 @@ def largest(build: Callable[[int], Point], capacity: int, step: int = 1, most: i
     return Solution(low * step, step, points[low], beyond)
 
 
-def fit_report(model: Model | None, solve: str | None = None, **given: Any) -> Report:
-    """The largest that fits a device, what limits it, and what would help most."""
+class FitForms(NamedTuple):
+    """The closed forms of a fit: the solved size, by the capacity C, and the bytes at the limiting moment."""
+
+    name: str
+    root: Root
+    values: dict[str, int]
+    """The capacity C, and the answer by its letter."""
+
+    def formulas(self, keys: Any) -> dict[str, Any]:
+        """The closed form of each total that has one."""
+        found = {self.name: self.root.solution, "total_bytes_next": self.root.bytes}
+        return {key: found[key] for key in keys if key in found}
+
+
+def _closed(name: str, solution: Solution, build: Callable[[int], Point], capacity: int) -> Root | str:
+    """The closed form of a solution, or why there is none."""
+    if solution.at is None:
+        return f"no closed form for {name} here: nothing fits"
+    if solution.beyond is None:
+        return f"no closed form for {name} here: what limits it is no size of memory"
+
+    def moments(value: int) -> dict[str, int]:
+        return {moment.name: moment.total for moment in build(value).analysis.whole.moments}
+
+    return root_of(name, solution.value, solution.step, moments, capacity)
+
+
+def fit_report(model: Model | None, solve: str | None = None, formula: bool = False, **given: Any) -> Report:
+    """The largest that fits a device, what limits it, and what would help most; with ``formula`` its closed form."""
     name = SOLVED[choice("--solve", solve or "batch", SOLVED)]
     if not given.get("device"):
         raise InputError("fit needs --device NAME (tfcost devices lists them) or a size such as --device 24GB")
@@ -84,7 +112,16 @@ def fit_report(model: Model | None, solve: str | None = None, **given: Any) -> R
     solution = largest(build, found.memory_bytes, step, most)
     at = solution.beyond if solution.at is None else solution.at
     assert at is not None
-    return _report(solution, at, found.memory_bytes, name, what_ifs(solution, build, found.memory_bytes, most))
+    report = _report(solution, at, found.memory_bytes, name, what_ifs(solution, build, found.memory_bytes, most))
+    if not formula:
+        return report
+    root = _closed(name, solution, build, found.memory_bytes)
+    if isinstance(root, str):
+        report.warnings.append(root)
+        return report
+    report.extra["closed_form_at"] = root.moment
+    report.closed_forms = lambda: FitForms(name, root, {"C": found.memory_bytes, root.letter: solution.value})
+    return report
 
 
 def _step(model: Model, given: dict[str, Any]) -> int:

@@ -129,11 +129,13 @@ class Op:
 
     ``copies`` is how often the model runs it. ``causal`` is None, or, for a product over the score square of a causal
     model, the index points of which it needs exactly half. ``recompute`` is work that a fused kernel's backward does
-    again beyond the gradients.
+    again beyond the gradients; ``workspace`` the bytes that a backward in several steps has alive at once, beyond what
+    is kept and the gradients that come in and go out.
     """
 
     __slots__ = (
         "backward", "causal", "copies", "forward", "inputs", "kind", "output", "path", "recompute", "saves", "weights",
+        "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -149,6 +151,7 @@ class Op:
         copies: Size,
         causal: Size | None = None,
         recompute: Work = NO_WORK,
+        workspace: Size = 0,
     ) -> None:
         self.kind = kind
         self.path = path
@@ -161,6 +164,7 @@ class Op:
         self.copies = copies
         self.causal = causal
         self.recompute = recompute
+        self.workspace = workspace
 
     def __repr__(self) -> str:
         return f"Op({self.kind} {self.path} x{self.copies})"
@@ -178,14 +182,18 @@ class Adapters(NamedTuple):
 class Repeat(NamedTuple):
     """A block that the model runs ``times`` times: its path and where its ops stand in ``Graph.ops``.
 
-    ``shares_weights``: fewer sets of weights exist than runs (ALBERT).
+    ``shares_weights``: fewer sets of weights exist than runs (ALBERT). ``entered`` and ``left`` are what the body reads
+    and returns, ``output`` what follows the last run.
     """
 
     path: str
     times: Size
     start: int
     stop: int
-    shares_weights: bool = False
+    shares_weights: bool
+    entered: Tensor
+    left: Tensor
+    output: Tensor
 
 
 class Scope:
@@ -208,7 +216,8 @@ class Graph:
     """Ops in the order in which they run, with the scopes and repetitions that they stand in.
 
     ``itemsize`` is the bytes of an activation or weight element, ``implementation`` what its kernels keep,
-    ``head_start`` where the ops of head and loss begin, ``adapters`` what trains where not all weights do.
+    ``head_start`` where the ops of head and loss begin, ``labels`` how many tokens of a sequence they read where not
+    all, ``adapters`` what trains where not all weights do.
     Paths are unique: a second op of the same path
     raises :class:`GraphError`, since a report could not tell the two apart.
     """
@@ -223,6 +232,7 @@ class Graph:
         self.ops: list[Op] = []
         self.repeats: list[Repeat] = []
         self.head_start: int | None = None
+        self.labels: Size | None = None
         self.copies: Size = 1
         self.weight_copies: Size = 1
         self.prefix = ""
@@ -266,6 +276,7 @@ class Graph:
         saves: tuple[Tensor, ...] = (),
         causal: Size | None = None,
         recompute: Work = NO_WORK,
+        workspace: Size = 0,
     ) -> Tensor:
         """Append an op and return its output. Where that has no gradient, nothing is kept."""
         path = self.prefix + name
@@ -274,7 +285,7 @@ class Graph:
         self._paths.add(path)
         saves = saves if output.grad else ()
         self.ops.append(
-            Op(kind, path, inputs, output, forward, backward, weights, saves, self.copies, causal, recompute)
+            Op(kind, path, inputs, output, forward, backward, weights, saves, self.copies, causal, recompute, workspace)
         )
         return output
 
@@ -330,8 +341,10 @@ class Graph:
             if any(kept is left for op in self.ops[start:] for kept in op.saves):
                 # It would be the next repetition's input under a second name, and be counted twice.
                 raise GraphError(f"{self.path('')} keeps its own output")
-            self.repeats.append(Repeat(self.prefix[:-1], times, start, len(self.ops), weight_copies is not None))
-            return self.tensor("output", left.axes, left.shape, left.itemsize, left.grad)
+            output = self.tensor("output", left.axes, left.shape, left.itemsize, left.grad)
+            shares = weight_copies is not None
+            self.repeats.append(Repeat(self.prefix[:-1], times, start, len(self.ops), shares, entered, left, output))
+            return output
 
 
 def weights_of(ops: Iterable[Op]) -> list[Tensor]:

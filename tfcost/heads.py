@@ -16,6 +16,8 @@ def head(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor | None) -> None:
         ops.linear(g, "next_sentence", "b n d, d c -> b n c", pooled, (cfg.hidden, cfg.next_sentence))
     if cfg.classes:
         classifier(g, cfg, x if pooled is None else pooled)
+    if cfg.pixel_stride:
+        pixels(g, cfg, x)
     if cfg.head and table is not None:
         logits = language_model(g, cfg, x, table)
         ops.cross_entropy(g, "loss", logits)
@@ -31,6 +33,17 @@ def pooler(g: Graph, cfg: ModelConfig, x: Tensor) -> Tensor:
         width = d if cfg.pooler_size is None else cfg.pooler_size
         pooled = ops.linear(g, "dense", "b n d, d c -> b n c", first, (d, width))
         return ops.activation(g, "activation", pooled, cfg.pooler_activation)
+
+
+def pixels(g: Graph, cfg: ModelConfig, x: Tensor) -> None:
+    """The pixels of masked patches (SimMIM, Xie et al. 2022, arXiv:2111.09886): a convolution of one patch.
+
+    s² c channels for squares of s pixels: 2bN d s² c FLOPs for N patches, d s² c + s² c parameters.
+    """
+    if cfg.prefix_tokens != 0:
+        x = ops.gather_tokens(g, "patch_tokens", x, x.shape[1] - cfg.prefix_tokens)
+    shape = (x.shape[-1], cfg.pixel_stride**2 * cfg.channels)
+    ops.linear(g, "pixels", "b n d, d c -> b n c", x, shape, True, "head")
 
 
 def classifier(g: Graph, cfg: ModelConfig, x: Tensor) -> None:
@@ -72,9 +85,12 @@ def language_model(g: Graph, cfg: ModelConfig, x: Tensor, table: Tensor) -> Tens
     """Logits, 2bNdV FLOPs, by the token table where it is tied; before them BERT's transform.
 
     The transform is dense, activation and LayerNorm of the width of the table (of the hidden width where
-    ``head_factored``: MobileBERT's logits use the table's E columns and a d - E by V matrix of their own).
+    ``head_factored``: MobileBERT's logits use the table's E columns and a d - E by V matrix of their own). Where only
+    some tokens have labels, these alone are read (``--labels``).
     """
     vocab, width = table.shape
+    if g.labels is not None:
+        x = ops.select_tokens(g, "labelled", x, g.labels)
     if cfg.head_transform:
         inner: Size = cfg.hidden if cfg.head_factored else width
         with g.scope("head_transform"):

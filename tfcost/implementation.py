@@ -34,6 +34,8 @@ class Implementation(NamedTuple):
     """Bytes of that kernel's dropout mask: a CPU's ``dropout`` keeps it as numbers."""
     fused_dropout: bool = True
     """The fused attention kernel has dropout; where it has not (CPU), the unfused one runs instead."""
+    sums_in_place: bool = True
+    """Gradients of a tensor with several readers are summed in the first one's buffer, where nothing else reads it."""
     rng_state_bytes: int = 0
     """What a fused kernel keeps to draw its dropout mask again: seed and offset (16) and an unused scalar (8)."""
 

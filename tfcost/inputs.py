@@ -9,9 +9,16 @@ from tfcost.config import ModelConfig, Stage, complete, size
 from tfcost.errors import InputError
 from tfcost.graph import div
 
+SIDES = ("image_size", "image_width", "patch_size", "patch_width", "channels")
+"""What is said of an image and its patches."""
+
 
 def complete_family(given: dict[str, Any]) -> None:
     """Complete the fields of a model whose family is not that of its ``arch``."""
+    if given["family"] == "towers":
+        # --image-size and --patch-size are of the tower that has an image.
+        sides = {field: given.pop(field) for field in SIDES if field in given}
+        given["tower"] = given["tower"] | sides
     if "image_size" in given:
         complete_image(given)
     if given["family"] == "windows":
@@ -24,19 +31,24 @@ def run_of(
     cfg: ModelConfig, batch: int, seq_len: int | None, src_len: int | None, frames: int | None
 ) -> tuple[Run, list[str]]:
     """The pass of a model whose input is an image or sound, and what there is to warn of."""
-    if cfg.family == "speech":
+    if cfg.source_positions is not None:
         if src_len is not None:
             raise InputError("--src-len does not apply to a model of sound; --frames are its source")
         frames = 2 * cfg.source_positions if frames is None else frames
         size("--frames", frames)
         positions = -(-frames // 2)  # the second convolution takes every other frame
+        alone = cfg.family == "speech-encoder"
+        if alone and seq_len is not None:
+            raise InputError("-N/--seq-len does not apply to an encoder of sound; --frames do")
         length = cfg.max_positions if seq_len is None else seq_len
-        size("-N/--seq-len", length)
+        if not alone:
+            size("-N/--seq-len", length)
         warnings = []
         if positions > cfg.source_positions:
             longest = 2 * cfg.source_positions
             warnings.append(f"--frames {frames:,} is beyond the {longest:,} that the model has positions for")
-        return Run(batch, length, positions, frames=frames), warnings
+        run = Run(batch, length, positions, frames=frames)
+        return run._replace(seq_len=positions, src_len=None) if alone else run, warnings
     for value, name in ((seq_len, "-N/--seq-len"), (src_len, "--src-len"), (frames, "--frames")):
         if value is not None:
             raise InputError(f"{name} does not apply to a model of images; --image-size and --patch-size do")

@@ -61,6 +61,7 @@ def compare_layers(specs: list[tuple[str, Model, dict[str, Any]]], **given: Any)
     forms: dict[str, dict[str, Expr]] = {}
     values: dict[Any, int] = {}
     first: Any = None
+    points: list[tuple[str, Any]] = []
     for name, model, what_if in specs:
         kind = name.partition(":")[0].partition(" ")[0].lower()
         fields = {key: value for key, value in {**given, **what_if, "layers": 1}.items() if fits(kind, key)}
@@ -70,6 +71,7 @@ def compare_layers(specs: list[tuple[str, Model, dict[str, Any]]], **given: Any)
             fields["attention"] = "flash"  # the eager kernel computes the whole square
         point = point_of(model, **fields)
         first = first or point
+        points.append((kind, point.analysis.cfg))
         closed = ClosedForms(point.analysis.cfg, point.analysis.run, point.analysis.options, "flops", "total")
         found = {key: form.subs(symbol("l"), 1) for key, form in closed.totals(FIGURES).items()}
         growth = GROWTH[kind]
@@ -85,10 +87,21 @@ def compare_layers(specs: list[tuple[str, Model, dict[str, Any]]], **given: Any)
     assumptions = assumptions_of(first.analysis)
     models = {name: {**model.stated, **what_if} for name, model, what_if in specs}
     inputs = {"batch": first.analysis.run.batch, "seq_len": first.analysis.run.seq_len, "hidden": hidden}
+    inputs |= {field: value for field in SHOWN if (value := _shared(field, points)) is not None}
     return Report(
         "compare", {"models": models}, inputs, assumptions, {}, lambda: rows, None, (), ["layer"],
         {"crossovers": list(crossings(forms, values))},
     )  # fmt: skip
+
+
+SHOWN = ("heads", "window", "kernel")
+"""Sizes that the closed forms of some kinds have beside N and d."""
+
+
+def _shared(field: str, points: list[tuple[str, Any]]) -> Any:
+    """The value of a field in all layers that have it; None where none has it, or each its own."""
+    values = {getattr(cfg, field) for kind, cfg in points if fits(kind, field)} - {None}
+    return values.pop() if len(values) == 1 else None
 
 
 def fits(kind: str, key: str) -> bool:

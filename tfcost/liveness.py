@@ -5,10 +5,11 @@ Exact sums over the ops of a graph on ints; which is largest has no closed form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 from tfcost.graph import Op, Tensor
+from tfcost.ops import FP32_BYTES
 
 
 def inside_kernels(ops: Sequence[Op]) -> set[int]:
@@ -48,11 +49,12 @@ def forward_peak(ops: Sequence[Op]) -> int:
 
 
 class Alive(NamedTuple):
-    """Bytes alive at one step of a backward: kept tensors, gradients of activations, and of weights."""
+    """Bytes alive at one step of a backward: kept tensors, gradients of activations, and of weights; at which op."""
 
     kept: int = 0
     temporary: int = 0
     gradients: int = 0
+    path: str = ""
 
     @property
     def total(self) -> int:
@@ -60,66 +62,135 @@ class Alive(NamedTuple):
         return self.kept + self.temporary + self.gradients
 
 
-def backward_peak(
-    ops: Sequence[Op],
-    keeps: Sequence[tuple[Tensor, ...]],
-    again: Mapping[int, Sequence[tuple[Tensor, int]]],
-    own: Callable[[Tensor], bool],
-    gradient: Callable[[Op], int],
-    accumulate: bool,
-) -> tuple[Alive, int]:
-    """The moment of a layer's backward at which most is alive, and what the layer keeps until its backward begins.
+class Kept:
+    """What is kept until the backward of the first op that keeps it has run: bytes by that op's place (``ends``)."""
 
-    ``keeps`` are the tensors that each op keeps; ``again`` those that a recomputed region holds while its backward is
-    at an op, each with the first op that keeps it; ``own`` says which count as the layer's; ``gradient`` the bytes of
-    weight gradients of an op, which stay (``accumulate``) or go at once.
-    """
-    inner = inside_kernels(ops)
-    needed: dict[int, tuple[Tensor, int]] = {}
-    for index, saves in enumerate(keeps):
-        for tensor in saves:
-            if own(tensor):
-                needed.setdefault(id(tensor), (tensor, index))
-    # What is needed from an op on is alive until backward has passed that op: summed once, then taken off step by step.
-    ends: dict[int, int] = {}
-    kept = 0
-    for tensor, since in needed.values():
-        size = tensor.bytes
-        kept += size
-        ends[since] = ends.get(since, 0) + size
-    boundary = kept
-    # Gradients of activations: each tensor's buffer as [bytes, tensors that share it]; a sum's inputs share one.
-    buffers: dict[int, list[int]] = {id(ops[-1].output): [ops[-1].output.bytes, 1]}
-    temporary = ops[-1].output.bytes
-    peak, weights = Alive(), 0
-    for index in reversed(range(len(ops))):
-        kept -= ends.get(index + 1, 0)
-        if index in inner:
-            continue
-        op = ops[index]
-        here = gradient(op) if op.weights else 0
-        weights = weights + here if accumulate else here
-        incoming = buffers.get(id(op.output))
-        for tensor in op.inputs:
-            if tensor.role or not tensor.grad or id(tensor) in buffers:
+    def __init__(self) -> None:
+        self.since: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+
+    def add(self, tensor: Tensor, place: int, size: int) -> None:
+        """A tensor that the op at ``place`` keeps; only its first keeper counts."""
+        if id(tensor) not in self.since:
+            self.since[id(tensor)] = place
+            self.ends[place] = self.ends.get(place, 0) + size
+
+
+class Buffers:
+    """The gradients of activations that are alive: one buffer per tensor, which the inputs of a sum share."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._of: dict[int, list[int]] = {}  # by tensor: [bytes, tensors that share it]
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._of
+
+    def put(self, tensor: Tensor, size: int) -> None:
+        """A new gradient of a tensor that has none yet."""
+        self._of[id(tensor)] = [size, 1]
+        self.total += size
+
+    def share(self, tensor: Tensor, other: Tensor) -> None:
+        """The gradient of ``other`` is that of ``tensor`` too."""
+        shared = self._of[id(other)]
+        shared[1] += 1
+        self._of[id(tensor)] = shared
+
+    def drop(self, tensor: Tensor) -> None:
+        """The gradient has been used."""
+        shared = self._of.pop(id(tensor), None)
+        if shared is not None:
+            shared[1] -= 1
+            if shared[1] == 0:
+                self.total -= shared[0]
+
+    def rename(self, old: Tensor, new: Tensor) -> None:
+        """The gradient of ``old`` is that of ``new``: the same tensor, by its name in another place of the graph."""
+        if id(old) in self._of:
+            self._of[id(new)] = self._of.pop(id(old))
+
+    def sole(self, tensor: Tensor) -> bool:
+        """Whether the tensor shares its gradient with none."""
+        return self._of[id(tensor)][1] == 1
+
+
+class Backward(NamedTuple):
+    """How a backward runs: bytes of weight gradients per op, whether they stay until all are there (else they go at
+    once), and whether gradients are summed in the buffer of the first."""
+
+    gradient: Callable[[Tensor], int]
+    accumulate: bool = True
+    sums_in_place: bool = True
+
+    def walk(
+        self,
+        ops: Sequence[Op],
+        ends: Mapping[int, int],
+        again: Mapping[int, int],
+        buffers: Buffers,
+        done: Container[int],
+    ) -> Alive:
+        """The moment at which most is alive while backward runs through ``ops``; ``buffers`` are left as they are then.
+
+        ``ends`` are the bytes kept until the backward of an op has run, by its place; ``again`` what a recomputed
+        region holds while its backward is at a place; ``done`` the ids of weights whose gradients are there before.
+        """
+        inner = inside_kernels(ops)
+        kept = sum(ends.values())
+        peak, weights = Alive(), 0
+        for index in reversed(range(len(ops))):
+            op, ending = ops[index], ends.get(index, 0)
+            if index in inner or op.kind == "unused":
+                kept -= ending
                 continue
-            size = tensor.bytes
-            if incoming is not None and op.kind in ("add", "select") and size == op.output.bytes:
-                incoming[1] += 1
-                buffers[id(tensor)] = incoming
-            else:
-                temporary += size
-                buffers[id(tensor)] = [size, 1]
-        held = kept
-        for tensor, since in again.get(index, ()):
-            # A tensor that stands in both is one.
-            if since <= index and not (id(tensor) in needed and needed[id(tensor)][1] <= index):
-                held += tensor.bytes
-        if held + temporary + weights > peak.total:
-            peak = Alive(held, temporary, weights)
-        if incoming is not None:
-            del buffers[id(op.output)]
-            incoming[1] -= 1
-            if incoming[1] == 0:
-                temporary -= incoming[0]
-    return peak, boundary
+            if op.output not in buffers and op.output.grad and not op.output.role:
+                buffers.put(op.output, op.output.bytes)
+            summed, again_here = 0, 0
+            for weight in op.weights:
+                size = self.gradient(weight)
+                if id(weight) in done:
+                    summed, again_here = summed + size, max(again_here, size)
+                elif self.accumulate:
+                    weights += size
+                else:
+                    summed += size
+            incoming, shares, sums = op.output in buffers, [], []
+            fresh = 0
+            for tensor in dict.fromkeys(op.inputs):
+                if tensor.role or not tensor.grad:
+                    continue
+                if incoming and op.kind in ("add", "select") and tensor.bytes == op.output.bytes:
+                    shares.append(tensor)
+                elif tensor in buffers:
+                    fresh += tensor.bytes
+                    sums.append(tensor)
+                else:
+                    buffers.put(tensor, tensor.bytes)
+            held = kept + again.get(index, 0)
+            # Where the steps are in the input's own type, the first step's gradient is summed at once.
+            early = sums[0].bytes if op.workspace and sums and sums[0].itemsize == FP32_BYTES else 0
+            alive = Alive(held, buffers.total + fresh + op.workspace - early, weights + summed, op.path)
+            peak = max(peak, alive, key=lambda each: each.total)
+            for tensor in shares:
+                if tensor in buffers:
+                    sums.append(tensor)
+                else:
+                    buffers.share(tensor, op.output)
+            passed = any(tensor in shares for tensor in sums)  # then what came in is one of the summands
+            if not passed:
+                buffers.drop(op.output)
+            kept -= ending
+            for tensor in sums:
+                if not (self.sums_in_place and buffers.sole(tensor)):
+                    alive = Alive(held - ending, buffers.total + fresh + tensor.bytes, weights + summed, op.path)
+                    peak = max(peak, alive, key=lambda each: each.total)
+                    buffers.drop(tensor)
+                    buffers.put(tensor, tensor.bytes)
+                fresh -= tensor.bytes if tensor not in shares else 0
+            if passed:
+                buffers.drop(op.output)
+            if again_here and not self.sums_in_place:
+                alive = Alive(held - ending, buffers.total, weights + summed + again_here, op.path)
+                peak = max(peak, alive, key=lambda each: each.total)
+        return peak

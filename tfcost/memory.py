@@ -5,18 +5,18 @@ Sums of what is kept or stored have closed forms; the largest of several moments
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfcost.devices import Device, device
 from tfcost.graph import Op, Repeat, Saved, Size, Tensor, div, round_up
 from tfcost.kv import cache_bytes, caches
-from tfcost.liveness import Alive, backward_peak, forward_peak
+from tfcost.liveness import Backward, Buffers, Kept, forward_peak
 from tfcost.ops import FP32_BYTES
-from tfcost.policy import RECIPES
-from tfcost.recompute import Region, keeping, kept, regions
-from tfcost.stored import Stored, stored
+from tfcost.policy import MIN_8BIT, RECIPES, TABLE_8BIT
+from tfcost.recompute import Region, keeping, kept, made_again, regions
+from tfcost.stored import Stored, below, stored
 
 if TYPE_CHECKING:
     from tfcost.analysis import Analysis
@@ -44,6 +44,11 @@ class Moment(NamedTuple):
         return sum(self.bytes.values())
 
 
+def _makes_logits(op: Op) -> bool:
+    """Whether an op is the product that the logits come from."""
+    return op.kind == "linear" and op.output.axes == ("b", "n", "v")
+
+
 class Memory:
     """The memory of one analysis: categories on ints or symbols, moments on ints."""
 
@@ -58,7 +63,8 @@ class Memory:
     @cached_property
     def regions(self) -> list[Region]:
         """What is run again in backward."""
-        return regions(self.graph, self.running.recompute, self.running.every) if self.trains else []
+        how = self.running
+        return regions(self.graph, how.recompute, how.every, how.chosen) if self.trains else []
 
     @cached_property
     def saved(self) -> list[Saved]:
@@ -93,25 +99,35 @@ class Memory:
     @cached_property
     def stored(self) -> list[tuple[Tensor, Stored]]:
         """Each distinct weight with what is stored for one copy of it."""
-        return [(w, stored(self.graph, w, self.running, self.itemsize)) for w in self.analysis.weights]
+        at = self.analysis.at
+        return [(w, stored(self.graph, w, self.running, self.itemsize, at)) for w in self.analysis.weights]
 
     @cached_property
     def states(self) -> dict[str, Size]:
         """Bytes stored per weight, by category; ``main_gradients`` are always there, ``gradients`` after backward."""
         sums: dict[str, Size] = dict.fromkeys(
-            ("weights", "gradients", "main_gradients", "master_weights", "optimizer"), 0
+            ("weights", "gradients", "main_gradients", "master_weights", "optimizer", "paged"), 0
         )
-        largest: Size = 0
+        tables = 0
         for weight, each in self.stored:
             copies = weight.copies
             for name, size in zip(sums, each, strict=True):
                 sums[name] += copies * size
-            if self.recipe.in_backward:
-                largest = max(largest, each.gradient) if isinstance(each.gradient, int) else largest
+            if self.trains and weight.grad and not below(weight.numel, MIN_8BIT, self.analysis.at):
+                tables = self.recipe.states_8bit * TABLE_8BIT
+        sums["optimizer"] += tables
         if self.recipe.in_backward:
-            sums["gradients"] = largest
+            sums["gradients"] = self._largest_gradient()
         reference = self.analysis.counts["base_parameters"] * self.itemsize if self.running.reference_model else 0
         return sums | {"reference_weights": reference}
+
+    def _largest_gradient(self) -> Size | None:
+        """The largest gradient, alone alive where each weight is updated at once; None on symbols without values."""
+        at = self.analysis.at
+        found = [each.gradient for _, each in self.stored]
+        if all(isinstance(at(each), int) for each in found):
+            return max(found, key=at, default=0)
+        return None
 
     @cached_property
     def static(self) -> dict[str, Size]:
@@ -142,10 +158,12 @@ class Memory:
             "activation_bytes_per_layer": self.analysis.bytes_per_layer(layers),
             "logits_bytes": sum([s.copies * s.tensor.bytes for s in head]),
             "weight_bytes": states["weights"] + states["reference_weights"],
-            "gradient_bytes": states["gradients"] + states["main_gradients"],
+            "gradient_bytes": None if states["gradients"] is None else states["gradients"] + states["main_gradients"],
             "optimizer_bytes": states["optimizer"], "master_weight_bytes": states["master_weights"],
             "kv_cache_bytes": self.cache, "communication_buffer_bytes": 0, "overhead_bytes": self.running.overhead,
         }  # fmt: skip
+        if self.recipe.paged:
+            sums["paged_optimizer_bytes"] = states["paged"]
         return sums | {
             "end_of_forward_bytes": sum(self.static.values()) + sums["activation_bytes"] + sums["logits_bytes"]
         }
@@ -159,11 +177,7 @@ class Memory:
             return self._generating()
         activations, logits = self.figures["activation_bytes"], self.figures["logits_bytes"]
         found = [self._moment("end of forward", activations=activations, logits=logits)]
-        head = self._at_head()
-        if head is not None:
-            found.append(self._moment("backward at the head", activations=activations, **head))
-        for index in reversed(range(len(self.graph.repeats))):
-            found += self._in_layers(index)
+        found += self._backward()
         found.append(self._moment("optimizer step", gradients=self.states["gradients"]))
         return found
 
@@ -178,15 +192,40 @@ class Memory:
         """The moment when most is alive; the first of equals."""
         return max(self.moments, key=lambda moment: moment.total)
 
-    def _at_head(self) -> dict[str, int] | None:
-        """What backward through loss and head adds: the loss's gradients, or then that of the head's weight."""
+    def _backward(self) -> list[Moment]:
+        """The fullest moment at the head, in the last and the first layer of each stack, and between them."""
+        ops, buffers = self.graph.ops, Buffers()
+        done: dict[int, Tensor] = {}
+        found, stop = [], len(ops)
+        product = next((op for op in reversed(self.head_ops) if _makes_logits(op)), None)
+        if product is not None:
+            stop = ops.index(product)
+            found.append(self._moment("backward at the head", activations=self.figures["activation_bytes"],
+                                      **self._at_head(product)))  # fmt: skip
+            done |= {id(weight): weight for weight in product.weights}
+            buffers.put(product.inputs[0], product.inputs[0].bytes)
+        for repeat in reversed(self.graph.repeats):
+            found += self._between(repeat.stop, stop, buffers, done)
+            found += self._in_layers(repeat, buffers, done)
+            stop = repeat.start
+        return found + self._between(0, stop, buffers, done)
+
+    @cached_property
+    def _walker(self) -> Backward:
+        """How this recipe runs a backward."""
+        sizes = {id(weight): each.gradient for weight, each in self.stored}
+        in_place = self.graph.implementation.sums_in_place
+        return Backward(lambda weight: sizes[id(weight)], not self.recipe.in_backward, in_place)
+
+    def _all_gradients(self, weights: Iterable[Tensor]) -> int:
+        """Bytes of the gradients of all copies of some weights; 0 where they go at once."""
+        return 0 if self.recipe.in_backward else sum([w.copies * self._walker.gradient(w) for w in weights])
+
+    def _at_head(self, product: Op) -> dict[str, int]:
+        """What backward through loss and head adds: the loss's gradients, or then those of the product's operands."""
         _, head = self.kept_by
-        products = [op for op in self.head_ops if op.output.axes == ("b", "n", "v") and op.kind == "linear"]
-        if not products:
-            return None
         logits = sum(s.copies * s.tensor.bytes for s in head)
         whole = next((s for s in head if s.tensor.path.endswith("fp32_log_probabilities")), None)
-        product = products[-1]
         scale = 0 if whole is None or self.running.loss == "fused" else whole.tensor.bytes
         chosen = self.running.logit_copies is not None
         first = {"logits": logits, "logit_gradients": 0 if chosen else LOSS_GRADIENTS * scale}
@@ -195,76 +234,109 @@ class Memory:
         second = {
             "logits": logits - (0 if whole is None else whole.copies * whole.tensor.bytes),
             "logit_gradients": tokens * product.output.itemsize, "temporary": product.inputs[0].bytes,
-            "gradients": self._gradient(product),
+            "gradients": sum(self._walker.gradient(weight) for weight in product.weights),
         }  # fmt: skip
         return max(first, second, key=lambda alive: sum(alive.values()))
+
+    @cached_property
+    def _held_logits(self) -> int:
+        """Bytes of the logits themselves, which the caller holds until backward is done (``loss = f(logits)``)."""
+        if self.running.loss != "eager":
+            return 0
+        return sum(op.inputs[0].bytes for op in self.head_ops if op.kind == "cross_entropy")
 
     @property
     def head_ops(self) -> list[Op]:
         """The ops of head and loss."""
         return [] if self.graph.head_start is None else self.graph.ops[self.graph.head_start :]
 
-    def _gradient(self, op: Op) -> int:
-        """Bytes of the weight gradients that an op's backward makes, of one copy."""
-        sizes = self._gradients
-        return sum(sizes[id(weight)] for weight in op.weights)
-
     @cached_property
-    def _gradients(self) -> dict[int, int]:
-        return {id(weight): each.gradient for weight, each in self.stored}
+    def _place(self) -> dict[int, int]:
+        return {id(op): index for index, op in enumerate(self.graph.ops)}
 
-    def _in_layers(self, which: int) -> list[Moment]:
+    def _between(self, start: int, stop: int, buffers: Buffers, done: dict[int, Tensor]) -> list[Moment]:
+        """Backward through ops that stand before, between or after the stacks."""
+        ops = self.graph.ops[start:stop]
+        before, kept = 0, Kept()
+        for saved in self.saved:
+            at, size = self._place[id(saved.op)], saved.copies * saved.tensor.bytes
+            if at < start:
+                before += size
+            elif at < stop:
+                kept.add(saved.tensor, at - start, size)
+        alive = self._walker.walk(ops, kept.ends, self._again(start, ops, kept), buffers, done)
+        gradients = self._all_gradients(done.values()) + alive.gradients
+        done |= {id(weight): weight for op in ops for weight in op.weights}
+        if not alive.total:
+            return []
+        return [self._moment(f"backward at {alive.path}", activations=before + alive.kept, temporary=alive.temporary,
+                             gradients=gradients, logits=self._held_logits)]  # fmt: skip
+
+    def _in_layers(self, repeat: Repeat, buffers: Buffers, done: dict[int, Tensor]) -> list[Moment]:
         """Backward in the last and in the first layer of a stack."""
-        repeat = self.graph.repeats[which]
-        layer, boundary = self._layer(repeat)
-        place = {id(op): index for index, op in enumerate(self.graph.ops)}
-        before = own = shared = 0
+        ops = self.graph.ops[repeat.start : repeat.stop]
+        within = repeat.path + "/"
+        others = before = 0
+        outside = []  # what layers keep of what stands outside: until the first layer's backward has passed its keeper
         for saved in self.kept_by[0]:
-            at, size = place[id(saved.op)], saved.copies * saved.tensor.bytes
+            at, size = self._place[id(saved.op)], saved.copies * saved.tensor.bytes
             if at < repeat.start:
                 before += size
+            elif at < repeat.stop and not saved.tensor.path.startswith(within):
+                outside.append((saved.tensor, at - repeat.start, size))
             elif at < repeat.stop:
-                if saved.tensor.path.startswith(repeat.path + "/"):
-                    own += size
-                else:
-                    shared += size
-        done = 0
-        if not self.recipe.in_backward:
-            later = {id(w): w for op in self.graph.ops[repeat.stop :] for w in op.weights}
-            done = sum(w.copies * self._gradients[key] for key, w in later.items())
-        here = sum([self._gradient(op) for op in self.graph.ops[repeat.start : repeat.stop] if op.weights])
-        rest = 0 if self.recipe.in_backward else here * (repeat.times - 1)
+                others += size
+        kept = Kept()
+        for index, op in enumerate(keeping(self.graph, self.regions)[repeat.start : repeat.stop]):
+            for tensor in op.saves:
+                if tensor.path.startswith(within):
+                    kept.add(tensor, index, tensor.bytes)
+        others += sum(size for *_, size in outside) - sum(kept.ends.values())
+        again = self._again(repeat.start, ops, kept, within)
+        weights = {id(w): w for op in ops for w in op.weights}
         name = "layer" if len(self.graph.repeats) == 1 else repeat.path
-        at_last = self._moment(
-            f"backward at the last {name}", activations=before + shared + own - boundary + layer.kept,
-            temporary=layer.temporary, gradients=done + layer.gradients,
-        )  # fmt: skip
-        at_first = self._moment(
-            f"backward at the first {name}", activations=before + shared + layer.kept, temporary=layer.temporary,
-            gradients=done + rest + layer.gradients,
-        )  # fmt: skip
-        return [at_last, at_first]
+        found = []
+        buffers.rename(repeat.output, repeat.left)
+        stages = ("last", "first") if repeat.times != 1 else ("last",)
+        for which in stages:
+            if which == stages[-1]:
+                others = 0
+                for tensor, place, size in outside:
+                    kept.add(tensor, place, size)
+            alive = self._walker.walk(ops, kept.ends, again, buffers, done)
+            gradients = self._all_gradients(done.values()) + alive.gradients
+            if which == "first" and not repeat.shares_weights:
+                own = [w for key, w in weights.items() if key not in done]
+                gradients += self._all_gradients(own) - sum([self._walker.gradient(w) for w in own])
+            found.append(self._moment(
+                f"backward at the {which} {name}", activations=before + others + alive.kept,
+                temporary=alive.temporary, gradients=gradients, logits=self._held_logits,
+            ))  # fmt: skip
+            if which == "last" and repeat.times != 1:
+                buffers.rename(repeat.entered, repeat.left)
+                if repeat.shares_weights:
+                    done |= weights
+        if repeat.times == 1:  # the last layer is the first
+            found.append(found[0]._replace(name=f"backward at the first {name}"))
+        if repeat.entered.first is not None:
+            buffers.rename(repeat.entered, repeat.entered.first)
+        done |= weights
+        return found
 
-    def _layer(self, repeat: Repeat) -> tuple[Alive, int]:
-        """The fullest moment of one layer's backward, and what the layer keeps until then."""
-        ops = self.graph.ops[repeat.start : repeat.stop]
+    @cached_property
+    def _made_again(self) -> list[tuple[Tensor, int, int]]:
+        return made_again(self.graph, self.regions)
 
-        def own(tensor: Tensor) -> bool:
-            return tensor.path.startswith(repeat.path + "/")
-
-        keeps = [op.saves for op in keeping(self.graph, self.regions)[repeat.start : repeat.stop]]
-        again: dict[int, Sequence[tuple[Tensor, int]]] = {}
-        for region in self.regions:
-            if not repeat.start <= region.start < repeat.stop:
-                continue
-            first: dict[int, tuple[Tensor, int]] = {}
-            span = range(region.start - repeat.start, region.stop - repeat.start)
-            for index in span:
-                for tensor in ops[index].saves:
-                    if own(tensor):
-                        first.setdefault(id(tensor), (tensor, index))
-            again |= {index: list(first.values()) for index in span}
-        return backward_peak(ops, keeps, again, own, self._gradient, not self.recipe.in_backward)
+    def _again(self, start: int, ops: Sequence[Op], kept: Kept, within: str = "") -> dict[int, int]:
+        """What is made again and not kept, and alive while the backward of an op runs, by the op's place."""
+        held: dict[int, int] = {}
+        for tensor, first, last in self._made_again:
+            if start <= first < start + len(ops) and tensor.path.startswith(within):
+                # What is kept as well is counted there, from its first keeper on.
+                until = min(last - start + 1, kept.since.get(id(tensor), len(ops)))
+                for index in range(first - start, until):
+                    held[index] = held.get(index, 0) + tensor.bytes
+        return held
 
     def _generating(self) -> list[Moment]:
         """A forward pass without gradients: inside a layer, and at the logits of the last token of each sequence."""

@@ -111,6 +111,10 @@ def linear(
     return low_rank(g, name, spec, x, shape, out, g.adapters.rank)
 
 
+LOW_RANK = "a"
+"""The axis of an adapter's rank, which no other tensor has (r is the rank of latent attention)."""
+
+
 def low_rank(g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...], out: Tensor, rank: Size) -> Tensor:
     """A low-rank adapter beside a linear layer, ``out + B A x`` (Hu et al. 2021, arXiv:2106.09685, section 4.1).
 
@@ -121,9 +125,9 @@ def low_rank(g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...],
     entering = tuple([axis for axis in w_axes if axis in x_axes])
     leaving = tuple([axis for axis in w_axes if axis not in x_axes])
     with g.scope(f"{name}_lora"):
-        down = g.weight("a", (*entering, "r"), (*[sizes[axis] for axis in entering], rank), ADAPTER)
-        up = g.weight("b", ("r", *leaving), (rank, *[sizes[axis] for axis in leaving]), ADAPTER)
-        through = " ".join([*[axis for axis in x_axes if axis not in entering], "r"])
+        down = g.weight("a", (*entering, LOW_RANK), (*[sizes[axis] for axis in entering], rank), ADAPTER)
+        up = g.weight("b", (LOW_RANK, *leaving), (rank, *[sizes[axis] for axis in leaving]), ADAPTER)
+        through = " ".join([*[axis for axis in x_axes if axis not in entering], LOW_RANK])
         inner = contract(g, "down", f"{' '.join(x_axes)}, {' '.join(down.axes)} -> {through}", x, down, kind="linear")
         outer = contract(g, "up", f"{through}, {' '.join(up.axes)} -> {' '.join(out_axes)}", inner, up, kind="linear")
         return add(g, "sum", out, outer)
@@ -236,10 +240,12 @@ def join(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
     return g.add("select", name, (a, b), out)
 
 
-def embedding(g: Graph, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], table: Tensor) -> Tensor:
+def embedding(
+    g: Graph, name: str, axes: tuple[str, ...], shape: tuple[Size, ...], table: Tensor, workspace: Size = 0
+) -> Tensor:
     """Rows of a table, looked up by integer ids: no multiplications; keeps only the ids, which are not counted."""
     out = g.tensor(name, axes, shape, grad=table.grad or g.through_embeddings)
-    return g.add("embedding", name, (), out, weights=(table,))
+    return g.add("embedding", name, (), out, weights=(table,), workspace=workspace)
 
 
 def _pointwise(
@@ -250,10 +256,12 @@ def _pointwise(
     inputs: tuple[Tensor, ...],
     saves: tuple[Tensor, ...] = (),
     weights: tuple[Tensor, ...] = (),
+    workspace: Size = 0,
 ) -> Tensor:
     out = g.tensor(name, x.axes, x.shape, grad=any([t.grad for t in inputs]))
     work = Work(0, out.numel)
-    return g.add(kind, name, inputs, out, work, work if out.grad else NO_WORK, weights, saves)
+    backward = work if out.grad else NO_WORK
+    return g.add(kind, name, inputs, out, work, backward, weights, saves, workspace=workspace)
 
 
 def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int = 1, affine: bool = True) -> Tensor:
@@ -267,14 +275,21 @@ def norm(g: Graph, name: str, x: Tensor, kind: str, bias: bool = True, axes: int
         weights: tuple[Tensor, ...] = (g.weight("weight", *shape),) if affine else ()
         if bias and affine:
             weights += (g.weight("bias", *shape),)
-        saves = _norm_keeps(g, x, kind, axes) if g.implementation.statistics else (x,)
-    return _pointwise(g, kind, name, x, (x,), saves, weights)
+        scaled = any([weight.grad for weight in weights[:1]])
+        saves = _norm_keeps(g, x, kind, axes, scaled) if g.implementation.statistics else (x,)
+    workspace: Size = 0
+    if len(saves) == 3 and kind == "rmsnorm":
+        # Steps in fp32 (CPU): when most is alive, five tensors of the input's size in place of both gradients and of
+        # the normed values and 1/rms, which are gone by then.
+        workspace = 5 * FP32_BYTES * x.numel - saves[1].bytes - saves[2].bytes - 2 * x.bytes
+    return _pointwise(g, kind, name, x, (x,), saves, weights, workspace)
 
 
-def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int) -> tuple[Tensor, ...]:
+def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int, scaled: bool) -> tuple[Tensor, ...]:
     """The input and a statistic or two of each row: 2bNd + 8bN (LayerNorm, fp32 statistics), 2bNd + 4bN (RMSNorm).
 
-    Where RMSNorm is no kernel of its own: the fp32 input, the normed fp32 values and 1/rms, 8bNd + 4bN.
+    Where RMSNorm is no kernel of its own: the fp32 input, the normed fp32 values (for the gradient of a scale, where
+    that is trained: ``scaled``) and 1/rms, 8bNd + 4bN.
     """
     rules = g.implementation
     rows = x.axes[:-axes], x.shape[:-axes]
@@ -287,7 +302,7 @@ def _norm_keeps(g: Graph, x: Tensor, kind: str, axes: int) -> tuple[Tensor, ...]
     if rules.fused_rmsnorm:
         return x, inverse
     wide = x if x.itemsize == FP32_BYTES else g.tensor("fp32_input", x.axes, x.shape, FP32_BYTES)
-    return wide, g.tensor("normed", x.axes, x.shape, FP32_BYTES), inverse
+    return (wide, g.tensor("normed", x.axes, x.shape, FP32_BYTES), inverse) if scaled else (wide, inverse)
 
 
 def softmax(g: Graph, name: str, x: Tensor, keep: bool = True, sinks: Tensor | None = None) -> Tensor:
@@ -379,6 +394,12 @@ def join_weights(g: Graph, name: str, a: Tensor, b: Tensor) -> Tensor:
 
 def gather_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
     """The first ``tokens`` tokens of each sequence (a pooler reads one). Keeps nothing: a view."""
+    out = g.tensor(name, x.axes, (x.shape[0], tokens, *x.shape[2:]), grad=x.grad)
+    return g.add("select", name, (x,), out)
+
+
+def select_tokens(g: Graph, name: str, x: Tensor, tokens: Size) -> Tensor:
+    """``tokens`` vectors of each sequence, wherever they stand: a copy. Keeps only where they stood."""
     out = g.tensor(name, x.axes, (x.shape[0], tokens, *x.shape[2:]), grad=x.grad)
     return g.add("select", name, (x,), out)
 

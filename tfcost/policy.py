@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tfcost.config import ModelConfig, choice, size
 from tfcost.errors import InputError, UnknownName
 from tfcost.graph import Adapters, Graph
+from tfcost.ops import EXPERT_AXIS
 
 FP32 = 4
 OWN = -1
@@ -25,6 +26,7 @@ class Recipe(NamedTuple):
     there. ``states`` are those that every weight has, ``states_8bit`` one-byte ones with an fp32 scale per
     :data:`BLOCK_8BIT`, ``matrix_states`` those of the layers' matrices alone (``other_states``: of all else);
     ``factored`` two fp32 vectors per matrix. ``in_backward``: each weight is updated as soon as its gradient is there.
+    ``paged``: states of :data:`PAGED_FROM` elements and more are on the host.
     """
 
     name: str
@@ -39,6 +41,12 @@ class Recipe(NamedTuple):
     factored: bool = False
     weight: int = OWN
     in_backward: bool = False
+    paged: bool = False
+
+    @property
+    def by_size(self) -> bool:
+        """Whether what is stored depends on which side of a bound each weight's size is."""
+        return bool(self.states_8bit) or self.in_backward
 
     def per_parameter(self, itemsize: int) -> dict[str, int]:
         """Bytes per parameter of a matrix, by category, at weights of ``itemsize`` bytes; scales and vectors apart."""
@@ -51,21 +59,29 @@ class Recipe(NamedTuple):
             "weights": own(self.weight),
             "gradients": own(self.gradient) + self.main_gradient,
             "master_weights": self.master,
-            "optimizer": sum([own(each) for each in states]) + self.states_8bit,
+            "optimizer": sum([own(each) for each in states]) + (0 if self.paged else self.states_8bit),
         }
 
 
 BLOCK_8BIT = 256
-"""Elements that share an fp32 scale in an 8-bit state (bitsandbytes' and torchao's blockwise optimizers)."""
+"""Elements that share an fp32 scale in an 8-bit state (bitsandbytes 0.50.2, ``optim/optimizer.py``: ``blocksize``)."""
 
 MIN_8BIT = 4096
-"""bitsandbytes keeps the states of tensors below so many elements in fp32 (``min_8bit_size``)."""
+"""Tensors of fewer elements keep fp32 states (there: ``min_8bit_size``)."""
+
+TABLE_8BIT = 256 * FP32
+"""Bytes of the 256 values of an 8-bit state, a table that all weights share (there: ``qmap1``, ``qmap2``)."""
+
+PAGED_FROM = 100_000
+"""A paged optimizer's states of fewer elements stay on the device (there: ``get_state_buffer``), as scales do."""
 
 ZERO = "Rajbhandari et al. 2019 (ZeRO), arXiv:1910.02054, section 3.1"
 MEGATRON = "Megatron-LM, docs of the distributed optimizer: bf16 weights, fp32 main gradients, 18 bytes per parameter"
 TORCH = "torch.optim: a state has its parameter's dtype"
 DETTMERS = "Dettmers et al. 2022, arXiv:2110.02861"
 LV = "Lv et al. 2023 (LOMO), arXiv:2306.09782; torch's register_post_accumulate_grad_hook"
+
+PAGED = "Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, section 3: states in pages that the driver keeps on the host"
 
 RECIPES: dict[str, Recipe] = {
     each.name: each
@@ -80,15 +96,20 @@ RECIPES: dict[str, Recipe] = {
         Recipe("adam8bit", DETTMERS, states_8bit=2),
         Recipe("adam8bit-master", DETTMERS + ", with fp32 master weights", master=FP32, states_8bit=2),
         Recipe("adam8bit-in-backward", LV, states_8bit=2, in_backward=True),
+        Recipe("paged-adam8bit", PAGED, states_8bit=2, paged=True),
+        Recipe("paged-adam8bit-in-backward", f"{PAGED}; in backward: {LV}", states_8bit=2, in_backward=True,
+               paged=True),
         Recipe("adafactor", "Shazeer & Stern 2018, arXiv:1804.04235: row and column means, no momentum", factored=True),
         Recipe("sgd", TORCH),
         Recipe("sgd-momentum", TORCH, states=(OWN,)),
         Recipe("sgd-in-backward", LV, in_backward=True),
+        Recipe("rmsprop", TORCH, states=(OWN,)),
         Recipe("lion", "Chen et al. 2023, arXiv:2302.06675: momentum alone; fp32 master weights", master=FP32,
                states=(FP32,)),
-        Recipe("muon", "Jordan et al. 2024: momentum of the layers' matrices, Adam for the rest; fp32 master weights",
-               master=FP32, matrix_states=(FP32,), other_states=(FP32, FP32)),
-        Recipe("fp8", "Peng et al. 2023 (FP8-LM), arXiv:2310.18313: 2 (fp16 master) + 1 + 1 + 2, and fp8 weights",
+        Recipe("muon", "Jordan et al. 2024 (kellerjordan.github.io/posts/muon): momentum of the layers' matrices, Adam "
+               "for the rest; fp32 master weights", master=FP32, matrix_states=(FP32,), other_states=(FP32, FP32)),
+        Recipe("fp8", "Peng et al. 2023 (FP8-LM), arXiv:2310.18313: 2 (fp16 master) + 1 + 1 + 2, and fp8 weights; "
+               "scales, one per tensor, are left out",
                gradient=1, master=2, states=(1, 2)),
     )
 }  # fmt: skip
@@ -101,19 +122,25 @@ DEFAULT_RECIPE = {"bf16": "zero-16", "fp16": "zero-16", "fp32": "fp32-adam", "fp
 
 class Quantized(NamedTuple):
     """Bytes of a quantised weight: ``bits`` per element, an fp32 scale per ``block`` elements (0: per output row, -1:
-    per tensor), and the scales themselves in one byte with an fp32 scale per ``double`` of them (0: not)."""
+    per tensor), and the scales themselves in one byte with an fp32 scale per ``double`` of them (0: not). ``tables``
+    are the bytes of the values that its codes stand for."""
 
     bits: int
     block: int
     double: int
+    tables: int
     source: str
 
 
+CODES_NF4, CODES_8BIT = 16 * FP32, 256 * FP32
+"""Each nf4 weight has its own tables of the values (bitsandbytes 0.50.2, ``functional.py``: ``quantize_4bit`` makes one
+of 16, and ``quantize_blockwise`` copies one of 256 for the scales)."""
+
 QUANTIZED = {
-    "nf4": Quantized(4, 64, 0, "Dettmers et al. 2023 (QLoRA), arXiv:2305.14314: 4 bits + 32/64"),
-    "nf4-dq": Quantized(4, 64, 256, "QLoRA, double quantisation: 4 bits + 8/64 + 32/(64*256)"),
-    "int8": Quantized(8, 0, 0, "Dettmers et al. 2022 (LLM.int8), arXiv:2208.07339: a scale per output row"),
-    "fp8": Quantized(8, -1, 0, "Micikevicius et al. 2022, arXiv:2209.05433: a scale per tensor"),
+    "nf4": Quantized(4, 64, 0, CODES_NF4, "Dettmers et al. 2023 (QLoRA), arXiv:2305.14314: 4 bits + 32/64"),
+    "nf4-dq": Quantized(4, 64, 256, CODES_NF4 + CODES_8BIT, "QLoRA, double quantisation: 4 bits + 8/64 + 32/(64*256)"),
+    "int8": Quantized(8, 0, 0, 0, "Dettmers et al. 2022 (LLM.int8), arXiv:2208.07339: a scale per output row"),
+    "fp8": Quantized(8, -1, 0, 0, "Micikevicius et al. 2022, arXiv:2209.05433: a scale per tensor"),
 }
 """Formats of frozen weights (``--quantize``): the matrices of the layers, as bitsandbytes replaces them."""
 
@@ -131,6 +158,8 @@ DEFAULT_TARGETS = ("query", "value")
 
 MODES = ("train", "prefill", "decode")
 RECOMPUTE = ("none", "selective", "full")
+CHOSEN = ("ops", "save")
+"""``--recompute ops:softmax,dropout``: run those again; ``save:query,up``: in each layer, run all but those again."""
 
 
 class Running(NamedTuple):
@@ -150,10 +179,13 @@ class Running(NamedTuple):
     kv_dtype: str = ""
     overhead: int = 0
     device: str = ""
+    chosen: tuple[str, ...] = ()
 
     def words(self) -> dict[str, Any]:
         """What a report says of it: the pass, the recipe and whatever was asked for."""
         every = f"every-{self.every}" if self.every != 1 else self.recompute
+        if self.chosen:
+            every = f"{self.recompute}:{','.join(self.chosen)}"
         said: dict[str, Any] = {"mode": self.mode}
         if self.mode == "train":
             said |= {"recipe": self.recipe, "recompute": every}
@@ -177,16 +209,22 @@ KEYWORDS = (
 )  # fmt: skip
 """The keywords of :func:`running`."""
 
+TRAINING = ("recompute", "recipe", "optimizer", "loss", "logit_copies", "frozen")
+"""Those that say nothing of a pass without backward."""
+
 
 def running(given: Mapping[str, Any], dtype: str) -> Running:
     """Read how a model is run from flags or keywords; :class:`InputError` for what cannot be."""
     mode = choice("--mode", given.get("mode") or "train", MODES)
-    recompute, every = _recompute(given.get("recompute") or "none")
+    recompute, every, chosen = _recompute(given.get("recompute") or "none")
     loss, chunks = _loss(given.get("loss") or "eager")
     recipe = _recipe(given.get("recipe"), given.get("optimizer"), dtype)
     for name, label in (("context", "--context"), ("logit_copies", "--logit-copies")):
         if given.get(name) is not None:
             size(label, given[name], 0)
+    for name in TRAINING if mode != "train" else ():
+        if given.get(name):
+            raise InputError(f"--{name.replace('_', '-')} goes with --mode train: nothing trains in --mode {mode}")
     if given.get("context") and mode != "decode":
         raise InputError("--context goes with --mode decode: tokens that are already cached")
     if loss != "eager" and given.get("logit_copies") is not None:
@@ -197,23 +235,32 @@ def running(given: Mapping[str, Any], dtype: str) -> Running:
         choice("--quantize", quantize, QUANTIZED)
         if dtype == "fp8":
             raise InputError(f"--quantize {quantize} needs --dtype bf16, fp16 or fp32 to compute in, not 'fp8'")
-        if mode == "train" and (adapters is None or not adapters.rank):
-            raise InputError(f"--quantize {quantize}: such weights do not train; add --lora-rank or --mode prefill")
+        if mode == "train" and adapters is None:
+            raise InputError(
+                f"--quantize {quantize}: such weights do not train; add --lora-rank, --frozen or --mode prefill"
+            )
     kv_dtype = given.get("kv_dtype") or dtype
     return Running(
         mode, given.get("context") or 0, recompute, every, recipe, loss, chunks, given.get("logit_copies"), adapters,
         quantize, bool(given.get("reference_model")), choice("--kv-dtype", kv_dtype, KV_ITEMSIZE),
-        given.get("overhead") or 0, given.get("device") or "",
+        given.get("overhead") or 0, given.get("device") or "", chosen,
     )  # fmt: skip
 
 
-def _recompute(text: str) -> tuple[str, int]:
+def _recompute(text: str) -> tuple[str, int, tuple[str, ...]]:
     name, dash, number = text.partition("-")
     if name == "every" and dash and number.isdigit() and int(number) >= 1:
-        return "full", int(number)
+        return "full", int(number), ()
+    name, colon, listed = text.partition(":")
+    chosen = tuple(dict.fromkeys(each.strip() for each in listed.split(",")))
+    if name in CHOSEN and colon and all(chosen):
+        return name, 1, chosen
     if text not in RECOMPUTE:
-        raise InputError(f"--recompute must be one of none, selective, full, every-K (every-2), not {text[:40]!r}")
-    return text, 1
+        raise InputError(
+            "--recompute must be one of none, selective, full, every-K (every-2), ops:A,B (ops:softmax,dropout) or "
+            f"save:A,B, not {text[:40]!r}"
+        )
+    return text, 1, ()
 
 
 def _loss(text: str) -> tuple[str, int]:
@@ -246,6 +293,8 @@ def _adapters(given: Mapping[str, Any]) -> Adapters | None:
         if text:
             raise InputError("--lora-targets needs --lora-rank")
         return Adapters() if given.get("frozen") else None
+    if given.get("frozen"):
+        raise InputError("--lora-rank and --frozen both say what trains; give one")
     size("--lora-rank", rank)
     if not text:
         return Adapters(rank, DEFAULT_TARGETS)
@@ -275,5 +324,8 @@ def check_adapters(adapters: Adapters | None, graph: Graph, trainable: Any) -> N
         raise InputError("--frozen leaves nothing to train: this model has no head of its own (--untied gives it one)")
     missing = [name for name in adapters.targets if name not in graph.adapted]
     if missing and adapters.targets != TARGETS:
-        has = sorted({op.path.rpartition("/")[2] for op in graph.ops if op.kind == "linear"} & {*TARGETS})
-        raise InputError(f"--lora-targets: this model's layers have no {missing[0]!r}; they have {', '.join(has)}")
+        plain = [op for op in graph.ops if op.kind == "linear" and op.weights[0].axes[:1] != EXPERT_AXIS]
+        has = sorted({op.path.rpartition("/")[2] for op in plain} & {*TARGETS})
+        experts = any([w.axes[:1] == EXPERT_AXIS for op in graph.ops for w in op.weights])
+        name = f"{missing[0]!r} that takes an adapter (experts take none)" if experts else repr(missing[0])
+        raise InputError(f"--lora-targets: this model's layers have no {name}; they have {', '.join(has)}")

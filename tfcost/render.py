@@ -138,7 +138,8 @@ MIN_WRAPPED = 24
 """A column of text is wrapped no narrower."""
 
 
-def _needs(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+def needs(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """The least width of a table."""
     widths = [column.width(row[i] for row in rows) for i, column in enumerate(columns)]
     return sum(widths) + GAP * (len(columns) - 1)
 
@@ -147,13 +148,14 @@ def add_table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str
     """A table that fits: droppable columns go, last first, until it does; if it still does not, it becomes lines."""
     keep = list(range(len(columns)))
     for index in reversed([i for i, column in enumerate(columns) if column.droppable]):
-        if _needs([columns[i] for i in keep], [[row[i] for i in keep] for row in rows]) <= page.width:
+        if needs([columns[i] for i in keep], [[row[i] for i in keep] for row in rows]) <= page.width:
             break
         keep.remove(index)
     columns = [columns[i] for i in keep]
     rows = [[row[i] for i in keep] for row in rows]
-    if _needs(columns, rows) > page.width:
-        _lines(page, rows)
+    if needs(columns, rows) > page.width:
+        headers = ["".join(column.header.split("\n")) for column in columns]
+        _lines(page, [[row[0], *_labelled(headers[1:], row[1:])] for row in rows])
         return
     _table(page, columns, rows)
 
@@ -184,6 +186,13 @@ def _table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]])
         ])  # fmt: skip
 
 
+def _labelled(headers: Sequence[str], cells: Sequence[str]) -> list[str]:
+    """Figures with the headers that a table would have above them; one alone, bars and empty cells have none."""
+    if len(headers) == 1:
+        return list(cells)
+    return [f"{header}: {cell}" if header and cell else cell for header, cell in zip(headers, cells, strict=True)]
+
+
 def _lines(page: Page, rows: Sequence[Sequence[str]]) -> None:
     """A table of names and figures that does not fit: each name, and below it what stands beside it."""
     for name, *figures in rows:
@@ -200,6 +209,8 @@ def add_forms(page: Page, forms: Iterable[tuple[str, str]]) -> None:
 
 def table_text(report: Report, width: int, colour: bool = True) -> str:
     """A report as tables: a title, the rows, the totals, the letters, and the assumptions."""
+    from tfcost.moments import add_moments  # which lays out with what is here
+
     page = Page(width, colour)
     page.paragraph(title(report), "bold", further="  ")
     page.write()
@@ -217,7 +228,7 @@ def table_text(report: Report, width: int, colour: bool = True) -> str:
         _rows(page, report)
         page.write()
         _totals(page, report)
-    _moments(page, report)
+    add_moments(page, report)
     for note in notes(report):
         page.write()
         page.paragraph(note, "yellow" if note.startswith("Remark") else None, further="  ")
@@ -261,52 +272,13 @@ def _totals(page: Page, report: Report) -> None:
     _with_forms(page, columns, rows, "closed form", [form(report.formulas.get(key)) for key in report.totals])
 
 
-def _moments(page: Page, report: Report) -> None:
-    """What is alive at each moment, by category, and a bar of it against the device (or against the peak)."""
-    moments = report.extra.get("moments", ())
-    if not moments:
-        return
-    peak = max(moment["total"] for moment in moments)
-    capacity = report.extra.get("device", {}).get("memory_bytes", peak)
-    merged = [{column: sum(moment.get(key, 0) for key in keys) for column, keys in MOMENT_COLUMNS.items()}
-              for moment in moments]  # fmt: skip
-    keys = [column for column in MOMENT_COLUMNS if any(row[column] for row in merged)]
-    columns = [Column("moment"), *[Column(key, right=True) for key in keys], Column("in all", right=True)]
-    columns.append(Column("", droppable=True))
-    rows = []
-    for moment, row in zip(moments, merged, strict=True):
-        parts = [gib(row[key]) if row[key] else "" for key in keys]
-        rows.append([moment["moment"], *parts, gib(moment["total"]), bar(min(moment["total"], capacity), capacity)])
-    page.write()
-    add_table(page, columns, rows)
-    if device := report.extra.get("device"):
-        fits = "fits in" if peak <= capacity else "does not fit in"
-        page.write()
-        page.paragraph(
-            f"{binary_and_decimal(peak)} at the peak {fits} {device['name']}: {binary_and_decimal(capacity)}"
-        )
-
-
-MOMENT_COLUMNS = {
-    "weights": ("weights", "reference_weights"), "optimizer": ("optimizer", "master_weights"),
-    "gradients": ("gradients",), "activations": ("activations", "temporary"), "logits": ("logits", "logit_gradients"),
-    "cache": ("kv_cache",), "other": ("overhead",),
-}  # fmt: skip
-"""The columns of the table of moments, and the categories that each sums."""
-
-
-def gib(count: int) -> str:
-    """Bytes in short: ``1.53 GiB``."""
-    return binary_and_decimal(count).partition(" (")[0]
-
-
 def _with_forms(page: Page, columns: list[Column], rows: list[list[str]], header: str, forms: Sequence[str]) -> None:
     """A table with the closed forms beside it where they fit whole, else below it."""
     if not any(forms):
         add_table(page, columns, rows)
         return
     wide = [*columns, Column(header)], [[*row, text] for row, text in zip(rows, forms, strict=True)]
-    if _needs(*wide) <= page.width:
+    if needs(*wide) <= page.width:
         add_table(page, *wide)
         return
     add_table(page, columns, rows)
@@ -323,7 +295,7 @@ def _grid(page: Page, report: Report) -> None:
     keys = [name for name in names if name in report.grid]
     cells = {name: [cell(row.get(name)) for row in report.rows] for name in names}
     columns = {name: _grid_column(report, name) for name in names}
-    if _needs(list(columns.values()), list(zip(*cells.values(), strict=True))) <= page.width:
+    if needs(list(columns.values()), list(zip(*cells.values(), strict=True))) <= page.width:
         add_table(page, *_with_readings(page, report, columns, cells))
     else:
         headers = {
@@ -363,7 +335,7 @@ def _with_readings(
             both.append(Column(""))
             texts.append([reading(name, row.get(name)).partition(" (")[0] for row in report.rows])
     rows = [list(row) for row in zip(*texts, strict=True)]
-    if _needs(both, rows) <= page.width:
+    if needs(both, rows) <= page.width:
         return both, rows
     return list(columns.values()), [list(row) for row in zip(*cells.values(), strict=True)]
 
@@ -382,7 +354,7 @@ def folded(name: str, cells: Sequence[str]) -> str:
 
 def _width(columns: dict[str, Column], cells: dict[str, list[str]], names: Sequence[str]) -> int:
     folded = [columns[name]._replace(header=max(columns[name].header.split("\n"), key=len)) for name in names]
-    return _needs(folded, list(zip(*[cells[name] for name in names], strict=True)))
+    return needs(folded, list(zip(*[cells[name] for name in names], strict=True)))
 
 
 def _part(page: Page, columns: dict[str, Column], cells: dict[str, list[str]], names: Sequence[str]) -> None:
@@ -400,7 +372,7 @@ def _closed_forms(page: Page, report: Report) -> None:
     """Totals, then each component's or op's three closed forms."""
     columns = [Column("total"), Column("closed form")]
     forms = [(key, form(value)) for key, value in report.formulas.items()]
-    if _needs(columns, forms) <= page.width:
+    if needs(columns, forms) <= page.width:
         add_table(page, columns, forms)
     else:
         add_forms(page, forms)

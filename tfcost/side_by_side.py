@@ -102,7 +102,8 @@ def compare(specs: list[str], **given: Any) -> Report:
     settings = {name: report.inputs | report.assumptions | report.model for name, report in reports.items()}
     for key in dict.fromkeys(key for setting in settings.values() for key in setting):
         values = {name: setting.get(key) for name, setting in settings.items()}
-        if key not in ("name", "counts", "leaves_out") and any(value != values[first] for value in values.values()):
+        differs = any(value != values[first] for value in values.values())
+        if differs and key not in ("name", "counts", "leaves_out", "routing"):
             rows.append({"what": key} | values)
     totals = list(dict.fromkeys(key for report in reports.values() for key in report.totals))
     for key in totals:

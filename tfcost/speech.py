@@ -9,6 +9,7 @@ from tfcost import families, ops
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig
 from tfcost.graph import Graph, Tensor
+from tfcost.heads import classifier
 
 
 def speech(g: Graph, cfg: ModelConfig, run: Run) -> None:
@@ -21,6 +22,15 @@ def speech(g: Graph, cfg: ModelConfig, run: Run) -> None:
         decoder = families.decoder_config(cfg)
         x = families.stack(g, decoder, run, x, cfg.decoder_layers, causal=True, memory=memory)
     families.finish(g, cfg, x, table)
+
+
+def speech_encoder(g: Graph, cfg: ModelConfig, run: Run) -> None:
+    """The encoder alone (N positions), a projection of each to width P, 2bN d P FLOPs, and a classifier of the mean."""
+    x = frames(g, cfg, run._replace(src_len=run.seq_len))
+    x = families.stack(g, cfg, run, x, cfg.encoder_layers, causal=False)
+    g.head_start = len(g.ops)
+    x = ops.linear(g, "projection", "b n d, d p -> b n p", x, (cfg.hidden, cfg.projection_size), True, "head")
+    classifier(g, cfg, x)
 
 
 def frames(g: Graph, cfg: ModelConfig, run: Run) -> Tensor:

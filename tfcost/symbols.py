@@ -64,7 +64,7 @@ OPTIONAL = (
 
 LETTERS = (
     "b", "N", "T", "S", "M", "k", "d", "d_k", "d_q", "d_c", "d_r", "d_v", "d_ff", "d_e", "d_s", "h", "h_kv", "E", "w",
-    "t", "e", "V", "V_src", "N_max", "N_img", "F", "r", "m", "n_b", "n_c", "c", "C", "P", "d_p", "S_max",
+    "t", "e", "V", "V_src", "N_max", "N_img", "N_lab", "F", "r", "m", "n_b", "n_c", "c", "C", "P", "d_p", "S_max",
 )  # fmt: skip
 """The order in which a product's letters are written: bNd, bN²h, bNdV."""
 
@@ -143,7 +143,10 @@ def symbolic_run(cfg: ModelConfig, run: Run) -> tuple[Run, dict[Symbol, int]]:
         if source is not None and values[frames] == 2 * values[source]:
             del values[frames]
             frames = 2 * source
-    return run._replace(batch=batch, seq_len=length, src_len=source, frames=frames), values
+    labels = None if run.labels is None else symbol("N_lab")
+    if labels is not None:
+        values[labels] = run.labels
+    return run._replace(batch=batch, seq_len=length, src_len=source, frames=frames, labels=labels), values
 
 
 class ClosedForms:
@@ -154,7 +157,13 @@ class ClosedForms:
         passed, lengths = symbolic_run(cfg, run)
         self.values = {**lengths, **sizes}
         self.analysis = Analysis(symbolic, passed, options)
+        self.analysis.at = self.value_of
         self.command, self.by = command, by
+
+    def value_of(self, size: Size) -> Size:
+        """What an expression is at the sizes of the model and the pass that this form was asked for."""
+        value = size.xreplace(self.values) if isinstance(size, Expr) else size
+        return int(value) if isinstance(value, sympy.Integer) else value
 
     def totals(self, keys: Iterable[str] | None = None) -> dict[str, Expr]:
         """The closed form of those of ``keys`` (default: all totals) that have one, collected by layers."""
@@ -376,8 +385,10 @@ def written(value: Expr, style: str = "text") -> str:
 
 
 def _sum(parts: list[str]) -> str:
-    text = parts[0] if parts else "0"
-    for part in parts[1:]:
+    """Terms with their signs between them; one that is added stands first, where there is one."""
+    first = next((index for index, part in enumerate(parts) if not part.startswith("-")), 0)
+    text = parts[first] if parts else "0"
+    for part in parts[:first] + parts[first + 1 :]:
         text += f" - {part[1:]}" if part.startswith("-") else f" + {part}"
     return text
 
@@ -400,6 +411,9 @@ def _name(letter: Expr, style: str) -> str:
 def _power(base: Expr, power: int, style: str) -> str:
     if isinstance(base, sympy.ceiling) and base.args[0].has(sympy.log):
         text = _log(base.args[0], style)
+    elif isinstance(base, sympy.ceiling):
+        inner = written(base.args[0], style)
+        text = f"⌈{inner}⌉" if style == "text" else rf"\lceil {inner} \rceil"
     elif isinstance(base, sympy.Add):
         inner = written(base, style)
         text = f"({inner})" if style == "text" else rf"\left({inner}\right)"

@@ -10,6 +10,7 @@ from tfcost.blocks import Run
 from tfcost.config import ModelConfig
 from tfcost.errors import GraphError
 from tfcost.graph import Graph, Tensor
+from tfcost.heads import head
 from tfcost.images import patch_tokens
 
 
@@ -56,5 +57,10 @@ def text_tower(g: Graph, cfg: ModelConfig, run: Run) -> None:
 
 
 def image_tower(g: Graph, cfg: ModelConfig, run: Run) -> None:
-    """The image tower alone."""
-    image_vector(g, cfg, run)
+    """The image tower alone. Where it classifies, by the mean of its patches: the class token's norm is unused."""
+    if not cfg.classes:
+        image_vector(g, cfg, run)
+        return
+    x = families.stack(g, cfg, run, patch_tokens(g, cfg, run), cfg.layers, causal=False)
+    ops.unused(g, "pooled_norm", g.weights_of(lambda: blocks.norm(g, "pooled_norm", x, cfg)))
+    head(g, cfg, x, None)

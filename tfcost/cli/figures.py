@@ -26,6 +26,7 @@ from tfcost.cli.output import emit, format_of
 from tfcost.config import from_dict
 from tfcost.errors import InputError
 from tfcost.models import load
+from tfcost.policy import RECIPES
 from tfcost.report import Report
 
 OUTPUT_KEYS = tuple(flag.keyword for flag in OUTPUT)
@@ -79,6 +80,9 @@ def _closed_forms(every: list[Report], listed: list[str]) -> Any:
     """
     if {"batch", "seq_len", "src_len"}.issuperset(listed):
         return every[0].closed
+    recipe = every[0].assumptions.get("running", {}).get("recipe")
+    if every[0].command == "memory" and recipe in RECIPES and RECIPES[recipe].by_size:
+        return None  # each point may be on another side of the sizes that such a recipe asks for
     from tfcost.symbols import FIELD_SYMBOLS, symbol, symbolic_config
 
     configs = [{key: value for key, value in report.model.items() if key != "name"} for report in every]

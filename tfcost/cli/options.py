@@ -156,8 +156,14 @@ RUN = (
     Flag("logit_copies", ("--logit-copies",), "counts", "fp32 copies of the logits alive at once, gradients included"),
 )
 ADAPT = (
-    Flag("recompute", ("--recompute",), "text", "none, selective, full or every-K (layers) [default: none]"),
+    Flag(
+        "recompute",
+        ("--recompute",),
+        "text",
+        "none, selective, full, every-K (layers), ops:A,B (run those again) or save:A,B (all others) [default: none]",
+    ),
     Flag("loss", ("--loss",), "text", "eager, fused or chunked=K [default: eager]"),
+    _counts("labels", "--labels", help="tokens of a sequence that have labels: logits of those alone [default: all]"),
     _counts("lora_rank", "--lora-rank", help="low-rank adapters of this rank; all else is frozen"),
     Flag(
         "lora_targets",

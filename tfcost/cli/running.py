@@ -30,7 +30,7 @@ KV_FLAGS = (
 FIT_FLAGS = (
     Flag("solve", ("--solve",), "choice", "what to make as large as fits",
          ("batch", "seq-len", "layers", "hidden", "lora-rank")),
-    *PASS, *MODEL_FLAGS, *STORAGE, *RUN, *ADAPT, KV_DTYPE, *DEVICE, *OUTPUT,
+    *PASS, *MODEL_FLAGS, *STORAGE, *RUN, *ADAPT, KV_DTYPE, *DEVICE, FORMULA, *OUTPUT,
 )  # fmt: skip
 DEVICE_FLAGS = OUTPUT
 

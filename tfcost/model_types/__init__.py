@@ -14,7 +14,7 @@ __all__ = ["COMMON_INERT", "COMMON_MUST_BE", "LABELS", "MODEL_TYPES", "Key", "Mo
 
 MODULES = {
     "gpt": "gpt2 gpt_bigcode gpt_neo gptj gpt_neox bloom opt falcon RefinedWeb RefinedWebModel mpt",
-    "llama": "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3",
+    "llama": "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 starcoder2",
     "experts": "mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 gpt_oss granitemoe dbrx",
     "encoders": "bert roberta xlm-roberta camembert distilbert electra albert mobilebert",
     "encoder_decoders": "t5 mt5 bart mbart",

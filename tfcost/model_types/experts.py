@@ -98,6 +98,16 @@ def _deepseek(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     stated["expert_rule"] = (dense, "D", "E")
     if values.get("topk_method", "greedy") not in ("greedy", "group_limited_greedy"):
         raise ConfigError(f"topk_method {values['topk_method']!r} is not greedy or group_limited_greedy")
+    if values.get("topk_method") != "greedy":
+        _check_groups(values["n_routed_experts"], values["n_group"], values["topk_group"])
+
+
+def _check_groups(experts: int, groups: int | None, chosen: int | None) -> None:
+    """A router that first takes the best of some groups of experts: as many in each, and no more than there are."""
+    if groups is not None and experts % groups:
+        raise ConfigError(f"n_routed_experts {experts} does not divide by n_group {groups}")
+    if groups is not None and chosen is not None and chosen > groups:
+        raise ConfigError(f"topk_group {chosen} is more than n_group {groups}")
 
 
 def _gpt_oss(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
@@ -195,6 +205,8 @@ DEEPSEEK_V2 = ModelType(
         "num_experts_per_tok": size("experts_per_token", None),
         "moe_intermediate_size": size("expert_hidden", 1407),
         "topk_method": Key("", "greedy", "name", nullable=True),
+        "n_group": size("", None),
+        "topk_group": size("", None),
     },
     architectures=decoder_heads("DeepseekV2"),
     fixed={**LLAMA_LIKE, "attention_kind": "latent"},
@@ -202,8 +214,8 @@ DEEPSEEK_V2 = ModelType(
     inert=ROPE
     | ROUTING
     | names(
-        """aux_loss_alpha ep_size head_dim n_group pretraining_tp qk_head_dim rms_norm_eps routed_scaling_factor
-        scoring_func seq_aux topk_group"""
+        """aux_loss_alpha ep_size head_dim pretraining_tp qk_head_dim rms_norm_eps routed_scaling_factor
+        scoring_func seq_aux"""
     ),
     must_be={"moe_layer_freq": (1,)},
     finish=_deepseek,
@@ -224,6 +236,8 @@ DEEPSEEK_V3 = DEEPSEEK_V2._replace(
         "n_shared_experts": size("", 1),
         "num_experts_per_tok": size("experts_per_token", 8, nullable=True),
         "moe_intermediate_size": size("expert_hidden", 2048),
+        "n_group": size("", 8, nullable=True),
+        "topk_group": size("", 4, nullable=True),
     },
     architectures=decoder_heads("DeepseekV3"),
     fixed={**LLAMA_LIKE, "attention_kind": "latent", "router": "sigmoid"},

@@ -243,7 +243,35 @@ PHI3 = ModelType(
     must_be={"attention_bias": (False,), "mlp_bias": (False,), "lm_head_bias": (False,)},
 )
 
+STARCODER2 = ModelType(
+    keys={
+        "hidden_size": size("hidden", 3072),
+        "num_attention_heads": size("heads", 24),
+        "num_key_value_heads": size("kv_heads", 2),
+        "num_hidden_layers": size("layers", 30),
+        "intermediate_size": size("ffn_hidden", 12288),
+        "vocab_size": size("vocab", 49152),
+        "max_position_embeddings": size("max_positions", 4096),
+        "hidden_act": activation("gelu_pytorch_tanh"),
+        "residual_dropout": probability("dropout", 0.0),
+        "embedding_dropout": probability("embedding_dropout", 0.0),
+        "attention_dropout": probability("attention_dropout", 0.0),
+        "use_bias": flag("bias", True),
+        "sliding_window": size("window", None, nullable=True),
+        "tie_word_embeddings": flag("tied", True),
+    },
+    architectures=decoder_heads("Starcoder2"),
+    fixed={**ROTARY, "norm": "layernorm", "norm_bias": True},
+    # Of the configs of its first days; the class has one norm and one feed-forward.
+    must_be={"norm_type": ("layer_norm",), "mlp_type": ("default",)},
+    inert=ROPE
+    | names(
+        """attention_softmax_in_fp32 layer_norm_epsilon norm_epsilon scale_attention_softmax_in_fp32
+        scale_attn_weights"""
+    ),
+)
+
 TYPES: dict[str, ModelType] = {
     "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "gemma": GEMMA, "gemma2": GEMMA2,
-    "gemma3_text": GEMMA3, "phi": PHI, "phi3": PHI3,
+    "gemma3_text": GEMMA3, "phi": PHI, "phi3": PHI3, "starcoder2": STARCODER2,
 }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfcost.errors import ConfigError
 from tfcost.model_types.spec import (
+    LABELS,
     LM_HEAD,
     NO_HEAD,
     ModelType,
@@ -39,6 +40,9 @@ def _clip_tower(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
 def _clip(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     common = {"projection_size": values["projection_dim"]}
     text, image = values["text_config"].stated, values["vision_config"].stated
+    if "classes" in stated:
+        stated |= {**CLIP_IMAGE, **image, "classifier_tokens": "mean_after_first"}
+        return
     stated |= {**CLIP_TEXT, **text, **common, "family": "towers", "tower": {**CLIP_IMAGE, **image, **common}}
 
 
@@ -82,7 +86,7 @@ CLIP_VISION = ModelType(
 CLIP = ModelType(
     keys={"projection_dim": size("", 512)},
     parts={"text_config": CLIP_TEXT_MODEL, "vision_config": CLIP_VISION},
-    architectures={"CLIPModel": {}},
+    architectures={"CLIPModel": {}, "CLIPForImageClassification": {"classes": LABELS}},
     fixed={},
     inert=names("initializer_factor logit_scale_init_value"),
     finish=_clip,
@@ -92,6 +96,18 @@ CLIP = ModelType(
 def _whisper(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     stated["follows_dropout"] = ("embedding_dropout",)
     heads, ffn = values["decoder_attention_heads"], values["decoder_ffn_dim"]
+    if stated["arch"] == "encoder":
+        if values["use_weighted_layer_sum"]:
+            raise ConfigError("use_weighted_layer_sum true is not supported; supported: false")
+        stated |= {"projection_size": values["classifier_proj_size"], "positions": "none"}  # but those of the frames
+        for field in ("decoder_layers", "vocab", "max_positions", "tied"):
+            del stated[field]
+        return
+    if stated["arch"] == "decoder":
+        stated |= {"heads": heads, "ffn_hidden": ffn}
+        for field in ("encoder_layers", "source_positions", "channels"):
+            del stated[field]
+        return
     stated["decoder_heads"] = heads if heads != stated["heads"] else None
     stated["decoder_ffn_hidden"] = ffn if ffn != stated["ffn_hidden"] else None
 
@@ -114,8 +130,18 @@ WHISPER = ModelType(
         "attention_dropout": probability("attention_dropout", 0.0),
         "activation_dropout": probability("ffn_dropout", 0.0),
         "tie_word_embeddings": flag("tied", True),
+        "classifier_proj_size": size("", 256),
+        "use_weighted_layer_sum": flag("", False),
     },
-    architectures={"WhisperForConditionalGeneration": LM_HEAD, "WhisperModel": NO_HEAD},
+    architectures={
+        "WhisperForConditionalGeneration": LM_HEAD,
+        "WhisperModel": NO_HEAD,
+        "WhisperForAudioClassification": {
+            "head": False, "arch": "encoder", "family": "speech-encoder", "classes": LABELS,
+            "classifier_tokens": "mean",
+        },
+        "WhisperForCausalLM": {"head": True, "arch": "decoder", "family": "", "cross_attention": True},
+    },
     fixed={
         "family": "speech", "arch": "encoder-decoder", "positions": "learned", "pre_norm": True, "final_norm": True,
         "bias": True, "key_bias": False,
@@ -126,9 +152,9 @@ WHISPER = ModelType(
     },
     # Layers that are left out at random in training, and parts of the spectrogram that are hidden, are counted in full.
     inert=names(
-        """apply_spec_augment classifier_proj_size decoder_layerdrop encoder_layerdrop init_std mask_feature_length
+        """apply_spec_augment decoder_layerdrop encoder_layerdrop init_std mask_feature_length
         mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob median_filter_width
-        scale_embedding use_weighted_layer_sum alignment_heads lang_to_id language forced_decoder_ids task_to_id
+        scale_embedding alignment_heads lang_to_id language forced_decoder_ids task_to_id
         is_multilingual no_timestamps_token_id prev_sot_token_id return_timestamps max_initial_timestamp_index"""
     ),
     finish=_whisper,

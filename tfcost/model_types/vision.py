@@ -14,6 +14,9 @@ IMAGE: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+PIXELS: Mapping[str, Any] = {"pixels": True}
+"""A head that predicts the pixels of masked patches."""
+
 MAX_RATIO, MAX_WIDTH = 1000, 10**9
 """A product of these is a float that has every digit."""
 
@@ -33,6 +36,8 @@ def state_sides(values: Mapping[str, Any], stated: dict[str, Any], prefix: str =
 def _image(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
     state_sides(values, stated)
     stated["follows_dropout"] = ("embedding_dropout",)
+    if stated.pop("pixels", False):
+        stated |= {"pixel_stride": values["encoder_stride"], "mask_token": True}
 
 
 def _dinov2(values: Mapping[str, Any], stated: dict[str, Any]) -> None:
@@ -80,10 +85,15 @@ VIT = ModelType(
         "qkv_bias": flag("attention_bias", True),
         "pooler_output_size": size("pooler_size", None),
         "pooler_act": activation("tanh", "pooler_activation"),
+        "encoder_stride": size("", 16),
     },
-    architectures={"ViTModel": {"pooler": True}, "ViTForImageClassification": {"classes": LABELS}},
+    architectures={
+        "ViTModel": {"pooler": True},
+        "ViTForImageClassification": {"classes": LABELS},
+        "ViTForMaskedImageModeling": PIXELS,
+    },
     fixed=IMAGE,
-    inert=names("encoder_stride layer_norm_eps"),
+    inert=names("layer_norm_eps"),
     finish=_image,
 )
 
@@ -92,6 +102,7 @@ DEIT = VIT._replace(
         "DeiTModel": {"pooler": True},
         "DeiTForImageClassification": {"classes": LABELS},
         "DeiTForImageClassificationWithTeacher": {"classes": LABELS, "classifiers": 2},
+        "DeiTForMaskedImageModeling": PIXELS,
     },
     fixed={**IMAGE, "prefix_tokens": 2},  # the class token, and that of the teacher
 )
@@ -101,7 +112,7 @@ DINOV2 = ModelType(
         **{
             name: key
             for name, key in VIT.keys.items()
-            if name not in ("intermediate_size", "pooler_output_size", "pooler_act")
+            if name not in ("intermediate_size", "pooler_output_size", "pooler_act", "encoder_stride")
         },
         "patch_size": sides("patch_size", 14),
         "mlp_ratio": size("", 4),
@@ -150,16 +161,18 @@ SWIN = ModelType(
         "num_channels": size("channels", 3),
         "qkv_bias": flag("attention_bias", True),
         "use_absolute_embeddings": flag("", False),
+        "encoder_stride": size("", 32),
     },
     architectures={
         "SwinModel": {},
         "SwinForImageClassification": {"classes": LABELS, "classifier_tokens": "mean"},
+        "SwinForMaskedImageModeling": PIXELS,
     },
     fixed={**IMAGE, "family": "windows", "prefix_tokens": 0, "patch_norm": True},
     aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     # num_layers and hidden_size are what the class makes of depths and embed_dim.
     inert=names(
-        """_out_features _out_indices drop_path_rate encoder_stride hidden_size layer_norm_eps num_layers out_features
+        """_out_features _out_indices drop_path_rate hidden_size layer_norm_eps num_layers out_features
         out_indices path_norm stage_names"""
     ),
     finish=_swin,

@@ -7,7 +7,7 @@ item; what is left on each side is listed, with the module and the op that keep 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
@@ -26,14 +26,17 @@ from tfcost.tracing.trace import Result, Settings, conditions_in_words, figures,
 QUANTITIES = ("parameters", "forward_flops", "backward_flops")
 
 
-def analytic(spec: str, attention: str, dtype: str, semantics: str, letters: Iterable[str]) -> Analysis:
+def analytic(spec: str, attention: str, dtype: str, semantics: str, inputs: Mapping[str, str]) -> Analysis:
     """The graph of a config at its own sizes, with the letters that the program has for batch and lengths.
 
-    A length that the config fixes (patches of an image, frames of a sound) stays a number.
+    A length that the config fixes (patches of an image, frames of a sound) stays a number; a program that reads one
+    text in encoder and decoder has one length for both.
     """
     found = point_of(load(spec), attention=attention, dtype=dtype).analysis
-    lengths = {"b": "batch", "N": "seq_len", "T": "seq_len", "S": "src_len"}
-    run = found.run._replace(**{lengths[letter]: symbol(letter) for letter in letters})
+    lengths: dict[str, Any] = {name: symbol(letter) for letter, name in inputs.items()}
+    if found.run.src_len is not None and found.cfg.source_positions is None:
+        lengths.setdefault("src_len", lengths["seq_len"])
+    run = found.run._replace(**lengths)
     return Analysis(found.cfg, run, Options(dtype, DOCUMENT, "full", REFERENCE[semantics]))
 
 
@@ -77,8 +80,8 @@ def compare(
     """The report: one row per quantity, then one per kept tensor that only one side has."""
     with quiet():
         source = from_transformers(spec, attention, dtype, {"batch": batch, "seq_len": seq_len, "src_len": src_len})
+        graph = analytic(spec, attention, dtype, semantics, source.inputs)  # the quick side first: it may refuse
         result = traced(source, Settings(attention=attention, dtype=dtype, semantics=semantics, progress=progress))
-    graph = analytic(spec, attention, dtype, semantics, source.letters)
     program = figures(result.forms)
     predicted = {"parameters": graph.parameters["parameters"], **graph.priced_by(DOCUMENT)}
     rows = []

@@ -96,6 +96,11 @@ def _grouped_mm(args: Sequence[Any], out: Any) -> Macs:
     return Macs(a[0] * a[1] * a[2] * b[2])
 
 
+def _grouped_mm_backward(args: Sequence[Any], out: Any) -> Macs:
+    """Of t k, e k n -> t n: the gradients of both operands, each as much as forward."""
+    return Macs(2 * prod(args[0].shape) * args[1].shape[2])
+
+
 def _convolution(args: Sequence[Any], out: Any) -> Macs:
     """Each output element is a sum over a channel group and the kernel; transposed, each input element spreads so."""
     x, weight, transposed = args[0], args[1], bool(args[6]) if len(args) > 6 else False
@@ -195,6 +200,7 @@ FORMULAS: dict[str, Formula] = {
     "mkldnn._linear_pointwise": _linear,
     "aten._grouped_mm": _grouped_mm,
     "transformers.grouped_mm_fallback": _grouped_mm,
+    "transformers.grouped_mm_fallback_backward": _grouped_mm_backward,
     "aten._scaled_grouped_mm": _grouped_mm,
     **dict.fromkeys(
         (

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,15 +17,12 @@ from typing import Any, NamedTuple
 from tfcost.errors import ConfigError, InputError, MissingExtra, TfcostError, UnknownName
 from tfcost.hf import read_json
 from tfcost.models import preset_names
+from tfcost.tracing.model_inputs import inputs_of, positions, values_decided
 from tfcost.tracing.program import Build, Feed
 from tfcost.tracing.torch_private import torch
 from tfcost.tracing.weights import built_on_meta, without_initialisation
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-LONGEST = 2048
-"""The length that is traced at unless one is asked for (or the model has fewer positions)."""
-
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """How configs name the number of experts."""
@@ -35,6 +33,7 @@ class Source(NamedTuple):
 
     ``inputs`` names the report's input of each letter: ``{"b": "batch", "N": "seq_len"}``. ``around`` is entered while
     the program runs. ``written_as`` are letters that the closed forms write by others, which ``derived`` gives sizes.
+    ``limit`` is the greatest length that the model takes, where it has one.
     """
 
     name: str
@@ -49,6 +48,7 @@ class Source(NamedTuple):
     written_as: Mapping[str, Any] = MappingProxyType({})
     derived: Mapping[str, int] = MappingProxyType({})
     dtype: str = "bf16"
+    limit: int | None = None
 
 
 def _transformers() -> Any:
@@ -113,11 +113,16 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
         raise ConfigError(
             f"{name}: transformers does not take this config: {' '.join(str(error).split())[:300]}"
         ) from None
-    cls = class_of(transformers, config, stated)
+    notes: list[str] = []
+    cls = class_of(transformers, config, stated, notes)
     for each in (config, *[value for value in vars(config).values() if hasattr(value, "use_cache")]):
         if hasattr(each, "use_cache"):
             each.use_cache = False  # a cache is for generation; training and prefill have none
-    notes: list[str] = []
+    if cls.__name__.endswith("ForSequenceClassification"):
+        text = getattr(config, "text_config", None) or config
+        for token in ("pad_token_id", "decoder_start_token_id"):  # the classes want them; no figure depends on which
+            if getattr(text, token, None) is None:
+                setattr(text, token, 0)
     kernel = "eager" if attention == "eager" else "sdpa"
     if kernel == "sdpa" and not getattr(cls, "_supports_sdpa", False):
         kernel = "eager"
@@ -137,10 +142,10 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
             untie(module, notes)
         return module
 
-    letters, inputs, feed = _inputs(cls, config, DTYPES[dtype], sizes)
+    letters, inputs, feed = inputs_of(cls, config, DTYPES[dtype], sizes)
     return Source(
-        name, cls.__name__, build, feed, letters, inputs, frozenset(numbers_in(config.to_dict())), notes, unpacked,
-        dtype=dtype,
+        name, cls.__name__, build, feed, letters, inputs, frozenset(numbers_in(config.to_dict())), notes,
+        partial(values_decided, cls), dtype=dtype, limit=positions(getattr(config, "text_config", None) or config),
     )  # fmt: skip
 
 
@@ -154,112 +159,31 @@ def untie(module: Any, notes: list[str]) -> None:
             notes.append(text)
 
 
-@contextmanager
-def unpacked() -> Iterator[None]:
-    """Each row is one sequence without padding: transformers finds out from values, which do not exist here.
-
-    With real tensors of that kind it comes to the same answer, and leaves the mask to a fused kernel.
-    """
-    from transformers import masking_utils
-
-    def without_padding(original: Callable[..., bool]) -> Callable[..., bool]:
-        return lambda padding_mask=None, *args, **kwargs: original(None, *args, **kwargs)
-
-    changes: dict[str, Any] = {"find_packed_sequence_indices": lambda position_ids: None}
-    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
-        if hasattr(masking_utils, name):
-            changes[name] = without_padding(getattr(masking_utils, name))
-    before = {name: getattr(masking_utils, name) for name in changes if hasattr(masking_utils, name)}
-    try:
-        for name in before:
-            setattr(masking_utils, name, changes[name])
-        yield
-    finally:
-        for name, original in before.items():
-            setattr(masking_utils, name, original)
-
-
-def class_of(transformers: Any, config: Any, stated: Mapping[str, Any]) -> Any:
+def class_of(transformers: Any, config: Any, stated: Mapping[str, Any], notes: list[str]) -> Any:
     """The class of ``architectures[0]``; without it the type's causal or conditional class, else its bare model."""
-    architectures = stated.get("architectures") or []
-    if architectures:
-        from tfcost.model_types import MODEL_TYPES
+    from tfcost.model_types import MODEL_TYPES
 
-        row = MODEL_TYPES.get(config.model_type)
-        wanted = architectures[0]
+    row = MODEL_TYPES.get(config.model_type)
+    architectures = stated.get("architectures") or []
+    wanted = architectures[0] if architectures else next(iter(row.architectures)) if row is not None else None
+    if wanted is not None:
         wanted = row.renamed.get(wanted, wanted) if row is not None else wanted
         cls = getattr(transformers, wanted, None) if isinstance(wanted, str) else None
         if cls is None or not hasattr(cls, "_from_config"):
-            raise ConfigError(f"architectures {str(architectures[0])[:60]!r}: transformers has no such class")
+            raise ConfigError(f"architectures {str(wanted)[:60]!r}: transformers has no such class")
+        if wanted.endswith("Model") and not isinstance(config, cls.config_class):
+            # Named by the whole that it was part of: the language model alone is the type's bare model (Gemma3Model).
+            bare = transformers.AutoModel._model_mapping[type(config)]
+            notes.append(f"{wanted} takes a {cls.config_class.__name__}: this config is of its {bare.__name__}")
+            return bare
         return cls
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
+    autos = [transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel]
+    if getattr(config, "is_encoder_decoder", False) or type(config) in transformers.AutoModelForMaskedLM._model_mapping:
+        del autos[0]  # a decoder or a head beside what the type is
+    for auto in autos:
         if type(config) in auto._model_mapping:
             found = auto._model_mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found
     raise ConfigError(f"transformers has no model class for model_type {config.model_type!r}")
 
 
-def _inputs(
-    cls: Any, config: Any, dtype: Any, sizes: Mapping[str, int | None]
-) -> tuple[dict[str, int], dict[str, str], Feed]:
-    """The letters of a class's inputs with their values, and how the inputs are made of them."""
-    main = getattr(cls, "main_input_name", "input_ids")
-    text = getattr(config, "text_config", None) or config
-    limit = _positions(text)
-    batch = sizes.get("batch") or 1
-    asked, source = sizes.get("seq_len"), sizes.get("src_len")
-    length = asked or min(LONGEST, limit or LONGEST)
-    two = bool(getattr(config, "is_encoder_decoder", False))
-
-    def ids(b: Any, n: Any) -> Any:
-        return torch.zeros(b, n, dtype=torch.long)
-
-    pixels: Callable[[Any], Any] | None = None
-    vision = getattr(config, "vision_config", None) or config
-    if main == "pixel_values" or hasattr(config, "vision_config"):
-        side = getattr(vision, "image_size", 224)
-        height, width = side if isinstance(side, (list, tuple)) else (side, side)
-        channels = getattr(vision, "num_channels", 3)
-
-        def pixels(b: Any) -> Any:
-            return torch.zeros(b, channels, height, width, dtype=dtype)
-
-    if main == "pixel_values":
-        assert pixels is not None
-        make = pixels
-        return {"b": batch}, {"b": "batch"}, lambda s: ((), {"pixel_values": make(s["b"])})
-    letters, inputs = {"b": batch, "N": length}, {"b": "batch", "N": "seq_len"}
-    if main == "input_features":
-        mels, frames = config.num_mel_bins, 2 * config.max_source_positions
-        return (
-            letters,
-            inputs,
-            lambda s: (
-                (),
-                {
-                    "input_features": torch.zeros(s["b"], mels, frames, dtype=dtype),
-                    "decoder_input_ids": ids(s["b"], s["N"]),
-                },
-            ),
-        )
-    if two:
-        letters = {"b": batch, "T": length, "S": source or length}
-        inputs = {"b": "batch", "T": "seq_len", "S": "src_len"}
-        return letters, inputs, lambda s: (
-            (), {"input_ids": ids(s["b"], s["S"]), "decoder_input_ids": ids(s["b"], s["T"])},
-        )  # fmt: skip
-    if source is not None:
-        raise InputError("--src-len needs an encoder and a decoder; this model has one stack")
-    image = pixels
-    if image is not None:
-        return letters, inputs, lambda s: ((), {"input_ids": ids(s["b"], s["N"]), "pixel_values": image(s["b"])})
-    return letters, inputs, lambda s: ((), {"input_ids": ids(s["b"], s["N"])})
-
-
-def _positions(config: Any) -> int | None:
-    """How many positions a model has, by whatever name its config gives the number."""
-    for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 1:
-            return value
-    return None

@@ -37,6 +37,7 @@ try:
     from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
     TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
+    TorchFunctionMode: Any = torch.overrides.TorchFunctionMode
     _sequence_number: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
     _current_node: Callable[[], Any] = torch._C._current_autograd_node
 except (ImportError, AttributeError, KeyError) as error:
@@ -46,10 +47,10 @@ except (ImportError, AttributeError, KeyError) as error:
 
 __all__ = [
     "CAPABILITY", "CeilDiv", "CleanDiv", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "FloorDiv",
-    "Max", "Min", "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "active_fake_mode", "as_fake_tensor",
-    "assumed_gpu", "cached_arithmetic", "cannot_follow", "check_cuda", "current_node", "fake_empty", "fake_like",
-    "fake_mode", "fake_view", "forward_number", "is_composite", "memory_tracker", "outside_fake", "sizes",
-    "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
+    "Max", "Min", "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode", "active_fake_mode",
+    "as_fake_tensor", "assumed_gpu", "cached_arithmetic", "cannot_follow", "check_cuda", "current_node", "fake_empty",
+    "fake_like", "fake_mode", "fake_view", "forward_number", "is_composite", "memory_tracker", "outside_fake",
+    "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
 
@@ -160,6 +161,15 @@ def memory_tracker() -> Any:
                 if not parameter.requires_grad:
                     self._param_to_grad_hook_handles[parameter] = (_NoHook(), _NoHook())
             return super()._track_module_params_and_buffers(module, install_grad_hooks)
+
+        def __enter__(self) -> Any:
+            # By its hooks on modules the base tells modules apart. They hold the gradient of one input of a module
+            # until those of all are there, which no training step does: up to a score square too much.
+            super().__enter__()
+            tracked = vars(vars(self)["_mod_tracker"])
+            tracked["_fw_pre_handle"].remove()
+            tracked["_fw_post_handle"].remove()
+            return self
 
     return Tracker()
 

@@ -216,10 +216,13 @@ def _solved(source: Source, concrete: Any, step: int) -> tuple[Recorded, list[Po
         small = [step * each for each in range(1, 40) if step * each not in source.taken]
     batches = [2, 3, *[each for each in primes() if each not in source.taken]]
     count = DEGREE + 1 + CHECKS
-    choices = {}
-    for index, letter in enumerate(letters):
-        pool = batches if letter == "b" else small[index * count :]
-        choices[letter] = pool[:count]
+    lengths = [letter for letter in letters if letter != "b"]
+    if source.limit is not None and step == 1 and small[len(lengths) * count - 1] > source.limit:
+        # Few positions: any lengths that there are, those first that are no constant of the model.
+        small = sorted(range(2, source.limit + 1), key=source.taken.__contains__)
+    choices = {letter: small[index * count : (index + 1) * count] for index, letter in enumerate(lengths)}
+    if "b" in letters:
+        choices["b"] = batches[:count]
     try:
         return solve(concrete, letters, choices)
     except (ModuleError, NotPolynomial):

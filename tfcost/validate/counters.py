@@ -189,6 +189,24 @@ def _is_activation(tensor: Tensor) -> bool:
     return tensor.dtype != torch.int64 or tensor.dim() == 0
 
 
+def step_peak(module: nn.Module, inputs: Inputs, loss: Callable[[Tensor], Tensor]) -> int:
+    """The most bytes alive at once in a forward and a backward pass, by PyTorch's ``MemTracker``, between any two ops.
+
+    Parameters, activations and gradients; the inputs and the loss itself (and the count that its mean divides by) are
+    left out. The output of the module is held until backward is done. Gradients of a tensor with several readers are
+    summed out of place while PyTorch is being watched by any dispatch mode, so here too.
+    """
+    from tfcost.tracing.torch_private import memory_tracker
+
+    tracker = memory_tracker()
+    tracker.track_external(module, *inputs)
+    with tracker:
+        output = module(*inputs)
+        torch.autograd.backward(loss(output))
+    peak = int(sum(each["Total"] for each in tracker.get_tracker_snapshot("peak").values()))
+    return peak - sum(int(each.nbytes) for each in inputs)
+
+
 class Memory(NamedTuple):
     """Bytes on a GPU around one training step, less what was allocated before it; ``requested`` has no rounding.
 
