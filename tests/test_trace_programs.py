@@ -246,3 +246,46 @@ def test_a_failing_module_names_shapes_by_letters_and_logs_nothing(capfd: pytest
     with pytest.raises(InputError, match=r"1 \(Linear\) on \[b, N, 15\] fails: RuntimeError"):
         tfcost.trace(nn.Sequential(nn.Identity(), linear()), (torch.randn(3, 7, 15),), dynamic=TOKENS)
     assert capfd.readouterr() == ("", "")
+
+
+class Masked(nn.Module):
+    """nn.Transformer with a mask of each kind that its callers make."""
+
+    def __init__(self, batch_first: bool, norm_first: bool, mask: str) -> None:
+        super().__init__()
+        self.model = nn.Transformer(32, 4, 2, 2, 48, batch_first=batch_first, norm_first=norm_first)
+        self.batch, self.mask = 0 if batch_first else 1, mask
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        masks: dict[str, Any] = {}
+        length = target.shape[1 - self.batch]
+        if self.mask == "bool":
+            masks["tgt_mask"] = torch.ones(length, length, dtype=torch.bool).triu(1)
+        elif self.mask == "causal":
+            masks["tgt_mask"] = nn.Transformer.generate_square_subsequent_mask(length)
+        elif self.mask == "padding":
+            shape = source.shape[self.batch], source.shape[1 - self.batch]
+            masks["src_key_padding_mask"] = torch.zeros(shape, dtype=torch.bool)
+        return self.model(source, target, **masks)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "causal", "padding"])
+@pytest.mark.parametrize(("batch_first", "norm_first"), [(True, True), (True, False), (False, True), (False, False)])
+def test_every_path_of_torchs_transformer(batch_first: bool, norm_first: bool, mask: str) -> None:
+    module = Masked(batch_first, norm_first, mask)
+    shapes = [(3, length, 32) if batch_first else (length, 3, 32) for length in (11, 13)]
+    inputs = tuple(torch.randn(shape, requires_grad=True) for shape in shapes)
+    axes = [{0: "b", 1: letter} if batch_first else {0: letter, 1: "b"} for letter in ("S", "T")]
+    dynamic = dict(enumerate(axes))
+    report = tfcost.trace(module, inputs, dynamic=dynamic, semantics="cpu", attention="flash")
+    found = measure(module, inputs)
+    assert report.extra["unpriced"] == []
+    assert report.totals["forward_flops"] == found.forward
+    assert report.totals["backward_flops"] == found.backward
+    assert report.totals["activation_bytes"] == found.kept
+    if mask in ("bool", "causal"):
+        assert "square mask" in " ".join(report.extra["notes"])
+    # In eval PyTorch's counter misses the fast path; what is multiplied is the same.
+    evaluated = tfcost.trace(module, inputs, dynamic=dynamic, semantics="cpu", attention="flash", train=False)
+    assert evaluated.totals["forward_flops"] == found.forward
+    assert not evaluated.totals["incomplete"]

@@ -46,8 +46,9 @@ NAMES = frozenset(
     zeros_like cudnn_batch_norm cudnn_batch_norm_backward _cudnn_init_dropout_state linalg_vector_norm _assert_async
     _assert_scalar _assert_tensor_metadata _is_all_true _is_any_true diagonal_scatter masked_scatter
     floor_divide floor_divide_ fmod remainder polar view_as_complex view_as_real complex real imag
-    unsafe_split unsafe_split_with_sizes unsafe_chunk size stride numel dim is_contiguous sym_is_contiguous
-    storage_offset addr _linalg_check_errors transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_
+    unsafe_split unsafe_split_with_sizes unsafe_chunk masked_fill size stride numel dim is_contiguous
+    sym_is_contiguous storage_offset addr _linalg_check_errors transpose t squeeze unsqueeze swapaxes swapdims
+    as_strided
     masked_scatter_backward masked_select native_norm renorm slice_copy isin
     """.split()
 )
@@ -57,4 +58,5 @@ NAMES |= {"prim.device", "prims.convert_element_type", "prims.iota", "prims.broa
 
 def has_no_product(name: str, overload: Any, pointwise: Any) -> bool:
     """Whether an op is known to multiply no matrices. ``pointwise`` is ``torch.Tag.pointwise``."""
-    return name in NAMES or overload.is_view or pointwise in overload.tags
+    # What is done in place (masked_fill_) has the price of what is not.
+    return name in NAMES or name.removesuffix("_") in NAMES or overload.is_view or pointwise in overload.tags

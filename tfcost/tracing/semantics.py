@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tfcost.tracing.torch_private import TorchDispatchMode, torch
+from tfcost.tracing.torch_private import TorchDispatchMode, torch, unread_masks
 
 HALF = (torch.float16, torch.bfloat16)
 FLASH_HEAD_DIM = 256
@@ -43,6 +43,7 @@ class Semantics:
     def functions(self, recorder: Any) -> Iterator[None]:
         """While inside, the functions that differ between devices are the GPU's."""
         with ExitStack() as stack:
+            stack.enter_context(unread_masks(self.note))
             if self.attention == "math":
                 stack.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))
             if self.device == "cuda":

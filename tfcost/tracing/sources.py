@@ -135,8 +135,14 @@ def from_transformers(spec: str, attention: str, dtype: str, sizes: Mapping[str,
     def build(_: Mapping[str, Any]) -> Any:
         from transformers.initialization import no_init_weights
 
-        with no_init_weights(), without_initialisation():
-            module = built_on_meta(lambda: cls._from_config(config, attn_implementation=kernel, dtype=DTYPES[dtype]))
+        try:
+            with no_init_weights(), without_initialisation():
+                module = built_on_meta(
+                    lambda: cls._from_config(config, attn_implementation=kernel, dtype=DTYPES[dtype])
+                )
+        except Exception as error:  # whatever a class finds in its config
+            words = " ".join(str(error).split())[:300]
+            raise ConfigError(f"{name}: {cls.__name__} cannot be built from this config: {words}") from error
         module.tie_weights()  # left out with the initialisation
         if stated.get("tie_word_embeddings") is False:
             untie(module, notes)

@@ -50,7 +50,7 @@ __all__ = [
     "Max", "Min", "Mod", "PythonMod", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode", "active_fake_mode",
     "as_fake_tensor", "assumed_gpu", "cached_arithmetic", "cannot_follow", "check_cuda", "current_node", "fake_empty",
     "fake_like", "fake_mode", "fake_view", "forward_number", "is_composite", "memory_tracker", "outside_fake",
-    "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten",
+    "sizes", "storage_key", "torch", "tree_flatten", "tree_map", "tree_unflatten", "unread_masks",
 ]  # fmt: skip
 
 
@@ -118,6 +118,40 @@ def check_cuda() -> None:
             f"--torch-device cuda needs a CUDA build of PyTorch; this is {torch.__version__}. "
             "--semantics cuda (the default) traces a GPU's kernels on any build"
         )
+
+
+@contextmanager
+def unread_masks(note: Callable[[str], None]) -> Iterator[None]:
+    """nn.Transformer reads its masks to choose a path; here they have no values, and what is assumed is noted.
+
+    A square mask is taken for a causal one unless the caller says otherwise. Padding is not taken out: sequences fill
+    their rows.
+    """
+    from torch.nn.modules import transformer
+
+    owners: dict[str, Any] = {"_detect_is_causal_mask": transformer, "_nested_tensor_from_mask_left_aligned": torch}
+    before = {name: getattr(owner, name) for name, owner in owners.items() if hasattr(owner, name)}
+
+    def is_causal(mask: Any, said: bool | None = None, size: int | None = None) -> bool:
+        if said is not None or mask is None:
+            return bool(said)
+        square = bool(mask.shape[-1] == mask.shape[-2])
+        if square:
+            note("the values of a square mask decide whether nn.Transformer takes it for a causal one: it is one here")
+        return square
+
+    def left_aligned(tokens: Any, mask: Any) -> bool:
+        note("nn.TransformerEncoder takes padding out by the values of its mask: sequences fill their rows here")
+        return False
+
+    replaced = {"_detect_is_causal_mask": is_causal, "_nested_tensor_from_mask_left_aligned": left_aligned}
+    try:
+        for name in before:
+            setattr(owners[name], name, replaced[name])
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(owners[name], name, original)
 
 
 CAPABILITY = (9, 0)
