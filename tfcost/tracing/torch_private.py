@@ -181,7 +181,12 @@ class _NoHook:
 
 
 def memory_tracker() -> Any:
-    """PyTorch's own tracker of memory by category; it also takes modules with frozen parameters."""
+    """PyTorch's own tracker of memory by category, without the hooks by which it tells modules apart.
+
+    Those hold the gradient of one input of a module until those of all are there, which no training step does: with
+    them the peak of an attention layer is up to a score square too high. The hooks on parameters, which tell gradients
+    from temporaries, come with ``track_external``; the base fails on frozen parameters, which are left without.
+    """
     try:
         from torch.distributed._tools import mem_tracker
     except ImportError as error:
@@ -189,21 +194,18 @@ def memory_tracker() -> Any:
     base: Any = mem_tracker.MemTracker
 
     class Tracker(base):  # type: ignore[misc]  # the base has no types
-        def _track_module_params_and_buffers(self, module: Any, install_grad_hooks: bool = True) -> Any:
-            # The base hooks into every parameter's gradient, and PyTorch refuses that on one that has none.
-            for parameter in module.parameters():
-                if not parameter.requires_grad:
-                    self._param_to_grad_hook_handles[parameter] = (_NoHook(), _NoHook())
-            return super()._track_module_params_and_buffers(module, install_grad_hooks)
-
         def __enter__(self) -> Any:
-            # By its hooks on modules the base tells modules apart. They hold the gradient of one input of a module
-            # until those of all are there, which no training step does: up to a score square too much.
             super().__enter__()
             tracked = vars(vars(self)["_mod_tracker"])
             tracked["_fw_pre_handle"].remove()
             tracked["_fw_post_handle"].remove()
             return self
+
+        def _track_module_params_and_buffers(self, module: Any, install_grad_hooks: bool = True) -> Any:
+            for parameter in module.parameters():
+                if not parameter.requires_grad:
+                    self._param_to_grad_hook_handles[parameter] = (_NoHook(), _NoHook())
+            return super()._track_module_params_and_buffers(module, True)
 
     return Tracker()
 
