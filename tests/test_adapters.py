@@ -8,12 +8,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import tfcost  # noqa: E402
-from tfcost.analysis import Analysis, Options, point_of  # noqa: E402
+from tfcost.analysis import Analysis, Options  # noqa: E402
 from tfcost.blocks import Run  # noqa: E402
 from tfcost.convention import DOCUMENT  # noqa: E402
 from tfcost.errors import InputError  # noqa: E402
 from tfcost.graph import Adapters  # noqa: E402
 from tfcost.implementation import REFERENCE  # noqa: E402
+from tfcost.point import point_of  # noqa: E402
 from tfcost.policy import Running  # noqa: E402
 from tfcost.validate import compare, counters  # noqa: E402
 

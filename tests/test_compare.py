@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tfcost import analysis
+from tfcost import point as entry
 from tfcost.blocks import Run
 from tfcost.cli.main import main
 from tfcost.errors import InputError
@@ -131,7 +132,7 @@ def test_fused_attention_is_one_module():
 @pytest.mark.parametrize("name", ["gpt2", "gpt3-175b", "llama-3-8b", "bert-base", "transformer-base", "llama-2-7b"])
 def test_presets_scaled_down_are_equal(name):
     model = load(name)
-    point = analysis.point_of(model)
+    point = entry.point_of(model)
     plain, _ = nearest(point.analysis.cfg)
     cfg, run = scaled_down(plain, point.analysis.run)
     assert (cfg.heads == cfg.kv_heads) == (point.analysis.cfg.heads == point.analysis.cfg.kv_heads)
@@ -142,7 +143,7 @@ def test_presets_scaled_down_are_equal(name):
 
 def test_what_the_reference_cannot_be_is_named():
     with pytest.raises(InputError, match="parallel"):
-        nearest(analysis.point_of("phi-2").analysis.cfg)
+        nearest(entry.point_of("phi-2").analysis.cfg)
 
 
 def test_fp8_does_not_run():
@@ -187,8 +188,8 @@ def test_cuda_rules_are_the_shapes_of_the_cuda_ops():
 )
 def test_the_cuda_reference_is_the_document_and_what_cuda_adds(options, extra):
     given = {"batch": 2, "seq_len": 16, "hidden": 32, "heads": 4, "layers": 1, **options}
-    plain = analysis.analyze(**given, command="memory").totals["activation_bytes"]
-    real = analysis.analyze(**given, implementation="reference", command="memory").totals["activation_bytes"]
+    plain = entry.analyze(**given, command="memory").totals["activation_bytes"]
+    real = entry.analyze(**given, implementation="reference", command="memory").totals["activation_bytes"]
     assert real - plain == extra
 
 
@@ -196,7 +197,7 @@ def test_a_gpus_record_makes_its_cases_again():
     cases = list(gpu.grid())
     assert len(cases) >= 60
     for case in cases[::7]:
-        again = analysis.point_of(None, **gpu.description(case), implementation="reference", semantics="cuda")
+        again = entry.point_of(None, **gpu.description(case), implementation="reference", semantics="cuda")
         kept = sum(s.copies * s.tensor.bytes for s in again.analysis.saved if s.op.path != "loss")
         assert gpu.predicted(case) == kept
 

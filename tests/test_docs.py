@@ -20,13 +20,14 @@ import pytest
 from test_cli import environment
 
 import tfcost
-from tfcost.analysis import TOTALS, analyze
+from tfcost.analysis import TOTALS
 from tfcost.cli.main import COMMANDS
 from tfcost.cli.options import GROUPS
 from tfcost.cli.output import ENDINGS
 from tfcost.convention import CONVENTIONS
 from tfcost.model_types import MODEL_TYPES
 from tfcost.models import preset_names
+from tfcost.point import analyze
 from tfcost.policy import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]

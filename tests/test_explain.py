@@ -6,9 +6,9 @@ import pytest
 import sympy
 
 import tfcost
-from tfcost.analysis import point_of
 from tfcost.cli.formulas import explain, formula
 from tfcost.explain import remarks, steps, sums
+from tfcost.point import point_of
 from tfcost.render import table_text
 from tfcost.symbols import closed_forms, symbol
 

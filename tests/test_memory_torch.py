@@ -9,10 +9,11 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from tfcost.analysis import Analysis, Options, point_of  # noqa: E402
+from tfcost.analysis import Analysis, Options  # noqa: E402
 from tfcost.blocks import Run  # noqa: E402
 from tfcost.convention import DOCUMENT  # noqa: E402
 from tfcost.implementation import REFERENCE  # noqa: E402
+from tfcost.point import point_of  # noqa: E402
 from tfcost.policy import Running  # noqa: E402
 from tfcost.validate import compare, counters  # noqa: E402
 

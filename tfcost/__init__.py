@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tfcost.errors import ConfigError, InputError, TfcostError, UnknownName
 
 if TYPE_CHECKING:
-    from tfcost.analysis import analyze
     from tfcost.models import Model, load
+    from tfcost.point import analyze
     from tfcost.report import Report
     from tfcost.symbols import closed_form
     from tfcost.tracing.report import trace
@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "analyze": "analysis", "Model": "models", "load": "models", "Report": "report", "closed_form": "symbols",
+    "analyze": "point", "Model": "models", "load": "models", "Report": "report", "closed_form": "symbols",
     "trace": "tracing.report",
 }
 

@@ -6,8 +6,8 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
-from tfcost.analysis import point_of
 from tfcost.models import preset, preset_files, preset_names
+from tfcost.point import point_of
 
 LIKENESS = 0.6
 """A word is like a name from this ratio of matching letters on (difflib's measure)."""

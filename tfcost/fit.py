@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfcost.analysis import Analysis, Point, point_of
+from tfcost.analysis import Analysis
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig, choice
 from tfcost.devices import device
@@ -14,6 +14,7 @@ from tfcost.fit_formula import Root, root_of
 from tfcost.kv import Cache, caches, totals
 from tfcost.memory import Memory
 from tfcost.models import DOCUMENT_MODEL, Model
+from tfcost.point import Point, point_of
 from tfcost.policy import Running
 from tfcost.report import Report
 

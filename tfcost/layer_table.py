@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import sympy
 from sympy import Expr
 
-from tfcost.analysis import assumptions_of, point_of
 from tfcost.errors import InputError
 from tfcost.models import Model
+from tfcost.point import assumptions_of, point_of
 from tfcost.report import Report
 from tfcost.symbols import ClosedForms, beyond_windows, plain, symbol
 

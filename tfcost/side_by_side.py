@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tfcost.analysis import Point, point_of
 from tfcost.config import FIELDS, SIZE_FIELDS, ModelConfig, flag
 from tfcost.convention import CONVENTIONS
 from tfcost.errors import InputError
 from tfcost.models import LAYERS, Model, load
+from tfcost.point import Point, point_of
 from tfcost.report import Report
 
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import sympy
 from sympy import Expr, Symbol
 
-from tfcost.analysis import ATTENTION, Analysis, Options, options_of
+from tfcost.analysis import Analysis, Options
 from tfcost.blocks import Run
 from tfcost.config import ModelConfig, choice
 from tfcost.errors import UnknownName
 from tfcost.graph import Size, doublings, least, round_up
 from tfcost.models import DOCUMENT_MODEL, Model, load
+from tfcost.point import ATTENTION, options_of
 from tfcost.policy import as_run
 from tfcost.rows import layer_groups
 

@@ -7,7 +7,6 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tfcost.analysis import analyze, point_of
 from tfcost.cli.options import (
     ADAPT,
     ALL_CONVENTIONS,
@@ -26,6 +25,7 @@ from tfcost.cli.output import emit, format_of
 from tfcost.config import from_dict
 from tfcost.errors import InputError
 from tfcost.models import load
+from tfcost.point import analyze, point_of
 from tfcost.policy import RECIPES
 from tfcost.report import Report
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcost.analysis import assumptions_of, point_of
 from tfcost.cli.options import COUNTING, MODEL_FLAGS, OUTPUT, PASS, ROWS, STORAGE, AppFor, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.config import as_dict
 from tfcost.errors import InputError
 from tfcost.models import load
+from tfcost.point import assumptions_of, point_of
 from tfcost.report import Report
 
 FLAGS = (*PASS, *MODEL_FLAGS, *COUNTING, *STORAGE, *[flag for flag in ROWS if flag.keyword == "by"], *OUTPUT)

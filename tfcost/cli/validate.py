@@ -6,11 +6,11 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tfcost.analysis import point_of
 from tfcost.cli.options import OUTPUT, PASS, STRUCTURE, AppFor, Flag, command_app
 from tfcost.cli.output import emit
 from tfcost.errors import InputError, MissingExtra
 from tfcost.models import load
+from tfcost.point import point_of
 
 FLAGS = (
     *PASS,

@@ -12,10 +12,11 @@ from typing import Any
 
 import sympy
 
-from tfcost.analysis import Analysis, Options, point_of
+from tfcost.analysis import Analysis, Options
 from tfcost.convention import DOCUMENT
 from tfcost.implementation import REFERENCE
 from tfcost.models import load
+from tfcost.point import point_of
 from tfcost.render import Column, Page, add_table, cell
 from tfcost.report import Report
 from tfcost.symbols import plain, symbol

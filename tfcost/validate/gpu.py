@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from tfcost.analysis import point_of
 from tfcost.errors import InputError
+from tfcost.point import point_of
 from tfcost.report import Report
 from tfcost.validate import counters
 from tfcost.validate.compare import Case, build, inputs_of, predict, without_loss
@@ -99,7 +99,7 @@ def predicted(case: Case) -> int:
 
 
 def description(case: Case) -> dict[str, Any]:
-    """The keywords of :func:`tfcost.analysis.point_of` that make the case again."""
+    """The keywords of :func:`tfcost.point.point_of` that make the case again."""
     cfg, run = case.cfg, case.run
     names = ("hidden", "heads", "layers", "vocab", "activation", "norm", "ffn", "final_norm", "dropout")
     return {name: getattr(cfg, name) for name in names} | {

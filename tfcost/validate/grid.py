@@ -7,7 +7,7 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from tfcost.analysis import point_of
+from tfcost.point import point_of
 from tfcost.validate.compare import Case
 
 
