@@ -17,6 +17,7 @@ from tfcost.implementation import REFERENCE  # noqa: E402
 from tfcost.point import point_of  # noqa: E402
 from tfcost.policy import Running  # noqa: E402
 from tfcost.validate import compare, counters  # noqa: E402
+from tfcost.validate.attention import Dropout  # noqa: E402
 
 RANK = 3
 MODELS = {
@@ -32,24 +33,25 @@ CASES = [(model, targets) for model in MODELS for targets in TARGETS if model ==
 class LoRA(nn.Module):
     """Hu et al. 2021, arXiv:2106.09685, section 4.1: W x + (alpha/r) B A x, W frozen."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: nn.Linear, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.base = base
         self.a = nn.Linear(base.in_features, RANK, bias=False, dtype=base.weight.dtype)
         self.b = nn.Linear(RANK, base.out_features, bias=False, dtype=base.weight.dtype)
 
     def forward(self, x):
-        return self.base(x) + 2.0 * self.b(self.a(x))
+        return self.base(x) + 2.0 * self.b(self.a(self.dropout(x)))
 
 
-def adapted(case, targets):
+def adapted(case, targets, dropout=0.0):
     """The reference of a case, frozen, with adapters on the layers' linear layers of these names."""
     torch.manual_seed(0)
     module = compare.build(case).requires_grad_(False)
     for name, child in list(module.named_modules()):
         parent, _, leaf = name.rpartition(".")
         if isinstance(child, nn.Linear) and leaf in targets:
-            setattr(module.get_submodule(parent), leaf, LoRA(child))
+            setattr(module.get_submodule(parent), leaf, LoRA(child, dropout))
     return module
 
 
@@ -84,6 +86,17 @@ def test_what_a_frozen_model_with_adapters_keeps(model, targets, attention, dtyp
     analysis = predicted(case, Adapters(RANK, targets))
     trains = sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert analysis.counts["trainable_parameters"] == trains
+    assert sum(compare.without_loss(analysis).values()) == bytes_kept(module, case)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("model", "targets"), CASES, ids=lambda value: "+".join(value) if value is tuple else None)
+def test_dropout_of_an_adapters_input(model, targets, dtype):
+    """Each adapter's dropped input, and its mask, one byte per element."""
+    case = case_of(model, "eager", dtype)
+    module = adapted(case, targets, 0.1)
+    module.embedding.token.register_forward_hook(with_gradient)
+    analysis = predicted(case, Adapters(RANK, targets, 0.1))
     assert sum(compare.without_loss(analysis).values()) == bytes_kept(module, case)
 
 

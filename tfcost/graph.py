@@ -172,11 +172,12 @@ class Op:
 
 class Adapters(NamedTuple):
     """Which weights train where not all do: low-rank adapters of the linear layers named ``targets``; rank 0: none,
-    and what follows the last layer trains.
+    and what follows the last layer trains. ``dropout`` is of each adapter's own input.
     """
 
     rank: Size = 0
     targets: tuple[str, ...] = ()
+    dropout: float = 0.0
 
 
 class Repeat(NamedTuple):

@@ -14,7 +14,7 @@ from functools import cache
 from math import prod
 
 from tfcost.errors import GraphError
-from tfcost.graph import ADAPTER, NO_WORK, Graph, Op, Size, Tensor, Work, least, round_up
+from tfcost.graph import ADAPTER, NO_WORK, Adapters, Graph, Op, Size, Tensor, Work, least, round_up
 
 MASK_BYTES = 1
 """A dropout mask is a bool tensor: one byte per element (torch.native_dropout; Korthikanti et al. 2022, 4.1)."""
@@ -108,18 +108,22 @@ def linear(
     if g.adapters is None or name not in g.adapters.targets:
         return out
     g.adapted.add(name)
-    return low_rank(g, name, spec, x, shape, out, g.adapters.rank)
+    return low_rank(g, name, spec, x, shape, out, g.adapters)
 
 
 LOW_RANK = "a"
 """The axis of an adapter's rank, which no other tensor has (r is the rank of latent attention)."""
 
 
-def low_rank(g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...], out: Tensor, rank: Size) -> Tensor:
+def low_rank(
+    g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...], out: Tensor, adapters: Adapters
+) -> Tensor:
     """A low-rank adapter beside a linear layer, ``out + B A x`` (Hu et al. 2021, arXiv:2106.09685, section 4.1).
 
-    r (d_in + d_out) parameters and 2bNr (d_in + d_out) FLOPs; A's gradient needs x, B's the r-wide product.
+    r (d_in + d_out) parameters and 2bNr (d_in + d_out) FLOPs; A's gradient needs x, B's the r-wide product. With
+    dropout each adapter has an input of its own, and keeps it and its mask: 3 bytes per element of x in 16 bits.
     """
+    rank = adapters.rank
     x_axes, w_axes, out_axes = _axes(spec)
     sizes = dict(zip(w_axes, shape, strict=True))
     entering = tuple([axis for axis in w_axes if axis in x_axes])
@@ -128,6 +132,7 @@ def low_rank(g: Graph, name: str, spec: str, x: Tensor, shape: tuple[Size, ...],
         down = g.weight("a", (*entering, LOW_RANK), (*[sizes[axis] for axis in entering], rank), ADAPTER)
         up = g.weight("b", (LOW_RANK, *leaving), (rank, *[sizes[axis] for axis in leaving]), ADAPTER)
         through = " ".join([*[axis for axis in x_axes if axis not in entering], LOW_RANK])
+        x = dropout(g, "dropout", x, adapters.dropout)
         inner = contract(g, "down", f"{' '.join(x_axes)}, {' '.join(down.axes)} -> {through}", x, down, kind="linear")
         outer = contract(g, "up", f"{through}, {' '.join(up.axes)} -> {' '.join(out_axes)}", inner, up, kind="linear")
         return add(g, "sum", out, outer)

@@ -13,6 +13,7 @@ from tfcost.config import ModelConfig, choice, size
 from tfcost.errors import InputError, UnknownName
 from tfcost.graph import Adapters, Graph
 from tfcost.ops import EXPERT_AXIS
+from tfcost.units import parse_probability
 
 FP32 = 4
 OWN = -1
@@ -193,7 +194,11 @@ class Running(NamedTuple):
             if self.logit_copies is not None:
                 said["logit_copies"] = self.logit_copies
             if self.adapters is not None:
-                rank = {"lora_rank": self.adapters.rank, "lora_targets": list(self.adapters.targets)}
+                rank: dict[str, Any] = {
+                    "lora_rank": self.adapters.rank, "lora_targets": list(self.adapters.targets),
+                }  # fmt: skip
+                if self.adapters.dropout:
+                    rank["lora_dropout"] = self.adapters.dropout
                 said |= rank if self.adapters.rank else {"frozen": True}
         else:
             said |= {"kv_dtype": self.kv_dtype, "context": self.context}
@@ -205,7 +210,7 @@ PLAIN = Running()
 
 KEYWORDS = (
     "mode", "context", "recompute", "recipe", "optimizer", "loss", "logit_copies", "lora_rank", "lora_targets",
-    "quantize", "frozen", "reference_model", "kv_dtype", "overhead", "device",
+    "lora_dropout", "quantize", "frozen", "reference_model", "kv_dtype", "overhead", "device",
 )  # fmt: skip
 """The keywords of :func:`running`."""
 
@@ -289,22 +294,27 @@ def _recipe(recipe: str | None, optimizer: str | None, dtype: str) -> str:
 
 def _adapters(given: Mapping[str, Any]) -> Adapters | None:
     rank, text = given.get("lora_rank"), given.get("lora_targets")
+    rate = given.get("lora_dropout")
     if rank is None:
-        if text:
-            raise InputError("--lora-targets needs --lora-rank")
+        for flag, value in (("--lora-targets", text), ("--lora-dropout", rate)):
+            if value:
+                raise InputError(f"{flag} needs --lora-rank")
         return Adapters() if given.get("frozen") else None
     if given.get("frozen"):
         raise InputError("--lora-rank and --frozen both say what trains; give one")
     size("--lora-rank", rank)
+    rate = 0.0 if rate is None else parse_probability(str(rate), "--lora-dropout")
+    if (given.get("mode") or "train") != "train":
+        rate = 0.0  # as every other dropout
     if not text:
-        return Adapters(rank, DEFAULT_TARGETS)
+        return Adapters(rank, DEFAULT_TARGETS, rate)
     if text == ALL_LINEAR:
-        return Adapters(rank, TARGETS)
+        return Adapters(rank, TARGETS, rate)
     names = tuple(dict.fromkeys(ALIASES.get(each.strip(), each.strip()) for each in text.split(",")))
     for name in names:
         if name not in TARGETS:
             raise UnknownName("LoRA target", name, (*TARGETS, *ALIASES, ALL_LINEAR))
-    return Adapters(rank, names)
+    return Adapters(rank, names, rate)
 
 
 DROPOUTS = tuple(field for field in ModelConfig._fields if field.endswith("dropout"))

@@ -171,6 +171,7 @@ ADAPT = (
         "text",
         "query,key,value,output,gate,up,down, or all [default: query,value]",
     ),
+    Flag("lora_dropout", ("--lora-dropout",), "probability", "of each adapter's own input [default: 0]"),
     Flag("frozen", ("--frozen",), "switch", "embeddings and layers do not train, the head does"),
     Flag("quantize", ("--quantize",), "choice", "the layers' frozen matrices", tuple(QUANTIZED)),
 )
