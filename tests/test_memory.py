@@ -191,7 +191,8 @@ def test_labels_by_hand():
     ({"recompute": "ops:activaton"}, "activation"),
     ({"recompute": "ops:softmax", "attention": "flash"}, "inside a fused kernel"),
     ({"loss": "chunked"}, "chunked=8"), ({"context": 5}, "--mode decode"),
-    ({"labels": 33}, "32 tokens"), ({"labels": 1, "mode": "prefill"}, "training"), ({"labels": 1, "head": False}, "head"),
+    ({"labels": 33}, "32 tokens"), ({"labels": 1, "mode": "prefill"}, "training"),
+    ({"labels": 1, "head": False}, "head"),
     ({"recipe": "zero-16", "dtype": "fp32"}, "fp32-adam"), ({"lora_targets": "query"}, "needs --lora-rank"),
 ])  # fmt: skip
 def test_one_line_errors(given, words):
