@@ -154,17 +154,18 @@ def run(
             built = build(given)
             # A module that exists already comes with the means to put its own weights back.
             module = stack.enter_context(built) if hasattr(built, "__enter__") else built
-            modes = {each: each.training for each in module.modules()}
+            named = list(module.named_modules())  # once: a walk through a hundred layers is not for nothing
+            modes = {each: each.training for _, each in named}
             stack.callback(restore, modes)
             module.train(train)
             args, kwargs = feed(given)
             if not backward:
                 args, kwargs = tree_map(lambda leaf: leaf.detach() if is_tensor(leaf) else leaf, (args, kwargs))
-            weights = weights_of(module)
+            weights = weights_of(named)
             recorder = Recorder(semantics.result, Results() if symbolic else None)
-            recorder.own(module)
-            repeats = Repeats(module, recorder) if share else None
-            names = {id(each): name for name, each in module.named_modules()}
+            recorder.own([each for _, each in named])
+            repeats = Repeats(named, recorder) if share else None
+            names = {id(each): name for name, each in named}
             with calls(recorder, repeats, names, lines), semantics.functions(recorder), around():
                 _passes(module, args, kwargs, recorder, backward, autocast, device, letters)
         recorder.name_saved()
@@ -236,12 +237,15 @@ def explain(error: Exception, letters: Mapping[Any, str]) -> None:
     raise ModuleError(words) from error
 
 
-def weights_of(module: Any) -> list[Weight]:
-    """The distinct parameters and buffers of a module, by the first name of each."""
+def weights_of(named: Sequence[tuple[str, Any]]) -> list[Weight]:
+    """The distinct parameters and buffers of modules with their names, each by the first name that it has."""
     found: list[Weight] = []
-    for buffer, named in ((False, module.named_parameters()), (True, module.named_buffers())):
-        for name, tensor in named:
-            path, _, leaf = name.rpartition(".")
+    seen: set[int] = set()
+    for buffer, group in ((False, "_parameters"), (True, "_buffers")):
+        for path, leaf, tensor in [(path, *item) for path, each in named for item in getattr(each, group).items()]:
+            if tensor is None or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
             numel = 1
             for size in tensor.shape:
                 numel = numel * size_of(size)

@@ -115,9 +115,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # the base has no type
         finally:
             self.muted = before
 
-    def own(self, module: Any) -> None:
+    def own(self, modules: Iterable[Any]) -> None:
         """Parameters and buffers are there anyway: keeping them costs nothing."""
-        for tensor in (*module.parameters(), *module.buffers()):
+        of_all = [(*each._parameters.values(), *each._buffers.values()) for each in modules]
+        for tensor in {id(each): each for tensors in of_all for each in tensors if each is not None}.values():
             self.owned.add(storage_key(tensor))
             self._alive.append(tensor.untyped_storage())
 

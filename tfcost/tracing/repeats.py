@@ -9,7 +9,7 @@ shapes, connected to autograd, without running. A module of which any of this ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tfcost.tracing.recorder import Recorder
@@ -74,9 +74,9 @@ for _name in (
 
 
 class Signature(NamedTuple):
-    """What decides a module's program: everything that must be equal, and the integers apart."""
+    """What decides a module's program: a number for everything that must be equal, and the integers apart."""
 
-    fixed: Any
+    fixed: int
     integers: tuple[tuple[str, int], ...]
 
 
@@ -84,13 +84,28 @@ class Unknown(Exception):
     """A module has an attribute of which equality cannot be shown."""
 
 
-def signature(module: Any) -> Signature:
-    """The signature of a module and all that is in it; :class:`Unknown` where it has parts of unknown meaning."""
-    integers: list[tuple[str, int]] = []
-    return Signature(_fixed(module, "", integers), tuple(integers))
+class Signatures:
+    """The signatures of modules and all that is in them; :class:`Unknown` where a part has an unknown meaning.
+
+    Each module's is part of all that are around it, so that it is found once, and equal ones have one number.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Signature] = {}
+        self._numbers: dict[Any, int] = {}
+
+    def of(self, module: Any) -> Signature:
+        """The signature of a module."""
+        found = self._known.get(id(module))
+        if found is None:
+            integers: list[tuple[str, int]] = []
+            fixed = _fixed(module, integers, self.of)
+            number = self._numbers.setdefault(fixed, len(self._numbers))
+            found = self._known[id(module)] = Signature(number, tuple(integers))
+        return found
 
 
-def _fixed(module: Any, prefix: str, integers: list[tuple[str, int]]) -> Any:
+def _fixed(module: Any, integers: list[tuple[str, int]], of: Callable[[Any], Signature]) -> Any:
     if any(getattr(module, hooks, None) for hooks in HOOKS[:4]) or "forward" in module.__dict__:
         raise Unknown
     attributes = []
@@ -98,7 +113,7 @@ def _fixed(module: Any, prefix: str, integers: list[tuple[str, int]]) -> Any:
         if name in INNER or value is None or (isinstance(value, dict) and not value):
             continue
         if type(value) is int:
-            integers.append((f"{prefix}.{name}", value))
+            integers.append((f".{name}", value))
         else:
             attributes.append((name, _plain(value)))
     tensors = [
@@ -106,10 +121,11 @@ def _fixed(module: Any, prefix: str, integers: list[tuple[str, int]]) -> Any:
         for group in (module._parameters, module._buffers)
         for name, tensor in group.items()
     ]
-    children = [
-        (name, None if child is None else _fixed(child, f"{prefix}.{name}", integers))
-        for name, child in module._modules.items()
-    ]
+    children: list[tuple[str, Any]] = []
+    for name, child in module._modules.items():
+        inner = None if child is None else of(child)
+        children.append((name, None if inner is None else inner.fixed))
+        integers += [(f".{name}{path}", value) for path, value in inner.integers] if inner is not None else []
     return type(module), tuple(attributes), tuple(tensors), tuple(children)
 
 
@@ -190,7 +206,7 @@ class _Returned:
 class Repeats:
     """Runs each module of a program, or counts it again where it is proved to be one that ran before."""
 
-    def __init__(self, module: Any, recorder: Recorder) -> None:
+    def __init__(self, named: Sequence[tuple[str, Any]], recorder: Recorder) -> None:
         self.recorder = recorder
         self.went_backward = 0
         self.expected_backward = 0
@@ -198,22 +214,28 @@ class Repeats:
         self._calls: dict[int, list[tuple[dict[str, int], Any, Call]]] = {}
         self._looked_at: set[tuple[int, str]] = set()
         self._differing: dict[int, set[str]] = {}
-        self._known = self._signatures(module)
+        self._known = self._signatures(named)
 
-    def _signatures(self, module: Any) -> dict[int, tuple[int, dict[str, int]]]:
+    def _signatures(self, named: Sequence[tuple[str, Any]]) -> dict[int, tuple[int, dict[str, int]]]:
         """For each module inside a list of layers: a number that equal signatures share, and its integers."""
-        lists = [each for each in module.modules() if isinstance(each, (torch.nn.ModuleList, torch.nn.Sequential))]
-        inside = {id(inner) for each in lists for child in each for inner in child.modules()}
+        lists = (torch.nn.ModuleList, torch.nn.Sequential)
+        inside: set[str] = set()
         numbers: dict[Any, int] = {}
         members: dict[int, list[dict[str, int]]] = {}
         found: dict[int, tuple[int, dict[str, int]]] = {}
-        for name, each in module.named_modules():
-            if id(each) not in inside or isinstance(each, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        signatures = Signatures()
+        listed = {name for name, each in named if isinstance(each, lists)}
+        for name, each in named:
+            around = name.rpartition(".")[0]
+            if not name or not (around in inside or around in listed):
+                continue
+            inside.add(name)
+            if isinstance(each, (torch.nn.ModuleList, torch.nn.ModuleDict)):
                 continue
             if next(each.children(), None) is None:
                 continue
             try:
-                fixed, integers = signature(each)
+                fixed, integers = signatures.of(each)
                 number = numbers.setdefault((group_of(name), fixed, tuple(path for path, _ in integers)), len(numbers))
             except (Unknown, TypeError):
                 continue

@@ -52,6 +52,10 @@ class _Elsewhere(Exception):
     """A tensor that is no parameter, buffer or attribute of its own, or is not on meta."""
 
 
+NO_TENSORS = frozenset(name for name in vars(torch.nn.Module()) if name not in ("_parameters", "_buffers"))
+"""What every module has, and no tensor in it: flags, hooks, and the modules inside, which come themselves."""
+
+
 def _call_fake(module: Any, fake_of: Callable[[Any], Any]) -> None:
     """Put a fake tensor in the place of each tensor of a module; one that is in several places stays one."""
     made: dict[int, Any] = {}
@@ -71,13 +75,15 @@ def _call_fake(module: Any, fake_of: Callable[[Any], Any]) -> None:
 
     for each in module.modules():
         for name, value in each.__dict__.items():
+            if name in NO_TENSORS:
+                continue
             if name in ("_parameters", "_buffers"):
                 for key, tensor in value.items():
                     if tensor is not None:
                         value[key] = fake(tensor)
             elif isinstance(value, torch.Tensor):
                 each.__dict__[name] = fake(value)
-            elif isinstance(value, (list, tuple, set, dict)) and name != "_modules":
+            elif isinstance(value, (list, tuple, set, dict)):
                 inner = value.values() if isinstance(value, dict) else value
                 if any(isinstance(one, torch.Tensor) for one in inner):
                     raise _Elsewhere
