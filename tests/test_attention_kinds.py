@@ -17,7 +17,8 @@ from tfcost.config import complete
 from tfcost.crossings import against_the_full_square
 from tfcost.errors import InputError
 from tfcost.graph import Graph
-from tfcost.symbols import closed_form, closed_forms, symbol
+from tfcost.notation import symbol
+from tfcost.symbols import closed_form, closed_forms
 
 torch = pytest.importorskip("torch")
 

@@ -626,7 +626,8 @@ def test_ctrl_c_in_a_real_process():
     # A shell starts what it runs in the background with SIGINT ignored, and children inherit that.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     slow = "import time, tfcost.cli.figures as f; f.analyze = lambda *a, **k: (print('on', flush=True), time.sleep(60))"
-    script = f"{heard}; {slow}; from tfcost.cli.main import run; import sys; sys.argv = ['tfcost', 'flops', 'gpt2']; run()"
+    started = "from tfcost.cli.main import run; import sys; sys.argv = ['tfcost', 'flops', 'gpt2']; run()"
+    script = f"{heard}; {slow}; {started}"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = subprocess.Popen([sys.executable, "-c", script], env=environment(), **pipes)
     assert child.stdout is not None

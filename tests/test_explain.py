@@ -8,9 +8,10 @@ import sympy
 import tfcost
 from tfcost.cli.formulas import explain, formula
 from tfcost.explain import remarks, steps, sums
+from tfcost.notation import symbol
 from tfcost.point import point_of
 from tfcost.render import table_text
-from tfcost.symbols import closed_forms, symbol
+from tfcost.symbols import closed_forms
 
 b, N, d, h = map(symbol, ("b", "N", "d", "h"))
 

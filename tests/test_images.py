@@ -17,7 +17,8 @@ from tfcost.errors import ConfigError, InputError
 from tfcost.graph import Graph
 from tfcost.hf import from_hf
 from tfcost.models import Model
-from tfcost.symbols import closed_form, symbol
+from tfcost.notation import symbol
+from tfcost.symbols import closed_form
 
 torch = pytest.importorskip("torch")
 

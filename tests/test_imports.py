@@ -39,6 +39,11 @@ def test_numbers_need_nothing_heavy(command, flags):
     assert heavy_after(command, "gpt2", *flags) == set()
 
 
+def test_what_fits_is_found_without_algebra():
+    assert heavy_after("fit", "gpt2", "--device", "24GB", "--json") == set()
+    assert heavy_after("fit", "gpt2", "--device", "24GB", "--json", "--formula") == {"sympy"}
+
+
 def test_the_same_from_a_config(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     assert heavy_after("flops", str(tmp_path), "--json") == set()
@@ -89,8 +94,7 @@ def imports_of(path: Path, everywhere: bool = False) -> set[str]:
 
 
 PYTORCH = ("validate/", "tracing/", "cli/validate.py", "cli/trace.py")
-PYTORCH = ("validate/", "tracing/", "cli/validate.py", "cli/trace.py")
-ALGEBRA = ("symbols.py", "crossings.py", "layer_table.py", "stages.py")
+ALGEBRA = ("symbols.py", "notation.py", "crossings.py", "layer_table.py", "stages.py", "fit_formula.py")
 HOMES = {"sympy": (*ALGEBRA, *PYTORCH), "rich": ("render.py", "validate/", "tracing/"), "typer": ("cli/",),
          "torch": PYTORCH,
          "transformers": PYTORCH, "matplotlib": PYTORCH, "fvcore": PYTORCH, "numpy": PYTORCH}  # fmt: skip

@@ -241,7 +241,8 @@ def test_a07_gpt2_medium_in_fp32(run):
     assert totals["weight_bytes"] + totals["gradient_bytes"] == 8 * 354_823_168
     copies = 2 * picked(found, ("row", "fp32_log_probabilities"))
     assert f"{copies / GB:.2f}" == CASES["A07"]["right"]["logits2_GB"]
-    # Measured 10.21 GB at the peak; the class's own attention and GELU keep more than the document counts.
+    # Measured 10.21 GB at the peak, where the case allows 8%: the class's own attention and GELU keep more than the
+    # document counts, and its loss a shifted copy.
     assert totals["total_bytes"] == pytest.approx(10.21e9, rel=0.08)
 
 
@@ -284,7 +285,7 @@ def test_a21_lora_of_a_13b_with_checkpointing(run):
     boundaries = totals["activation_bytes"] - 2 * 800 * 5120  # the final norm's input beside them
     assert f"{boundaries / GB:.2f}" == values["ckpt_boundaries_GB"]
     assert totals["end_of_forward_bytes"] == pytest.approx(right("A21", "total_GB") * GB, rel=0.05)
-    assert totals["total_bytes"] == pytest.approx(28e9, rel=0.05)  # measured
+    assert totals["total_bytes"] == pytest.approx(28e9, rel=0.05)  # measured; both tolerances are the case's
 
 
 def test_a22_what_lora_saves_does_not_grow_with_the_sequence(run):
@@ -347,14 +348,16 @@ def test_a15_gpt2_in_fp32(run):
     assert peak["logits"] + peak["logit_gradients"] - head_input == 4 * copy
 
 
-@pytest.mark.parametrize(("case", "batch", "length", "gigabytes"), [("A06", 8, 1024, 1.647), ("A28", 4, 512, 0.4117)])
-def test_a06_and_a28_states_and_logits(run, case, batch, length, gigabytes):
+@pytest.mark.parametrize(("case", "batch", "length"), [("A06", 8, 1024), ("A28", 4, 512)])
+def test_a06_and_a28_states_and_logits(run, case, batch, length):
     """What does not depend on how transformers writes its layers: 1.99 GB of states, and copies of the logits."""
     found = answer(run, f"memory gpt2 -b {batch} -N {length} --dtype fp32 --attention eager --by op")
     key = "states_GB" if case == "A06" else "small_states_GB"
     assert f"{found['moments'][-1]['total'] / GB:.2f}" == CASES[case]["right"][key]
     copies = {row["bytes"] for row in found["rows"] if row["path"].startswith("loss")}
-    assert max(copies) / GB == pytest.approx(gigabytes, rel=1e-3)
+    assert max(copies) == 4 * batch * length * 50257
+    right_copies = (3, "logits3_GB") if case == "A06" else (1, "small_logit_copy_GB")
+    assert f"{right_copies[0] * max(copies) / GB:.2f}" == CASES[case]["right"][right_copies[1]]
 
 
 LATER = {

@@ -14,8 +14,9 @@ from tfcost.errors import InputError
 from tfcost.families import build
 from tfcost.graph import saved_tensors, weights_of
 from tfcost.models import load
+from tfcost.notation import symbol
 from tfcost.side_by_side import compare
-from tfcost.symbols import closed_form, symbol
+from tfcost.symbols import closed_form
 from tfcost.validate.counters import saved_activations, torch_flops
 
 torch = pytest.importorskip("torch")

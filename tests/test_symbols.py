@@ -14,7 +14,8 @@ from strategies import LAW, Case, cases
 
 from tfcost import analyze, closed_form
 from tfcost.errors import InputError, UnknownName
-from tfcost.symbols import closed_forms, crossovers, plain, ranges, symbol, written
+from tfcost.notation import plain, symbol, written
+from tfcost.symbols import closed_forms, crossovers, ranges
 
 RATIOS = ("flops_per_token", "train_flops_per_token")
 FIGURE = {"flops": "flops", "params": "parameters", "memory": "bytes"}

@@ -22,7 +22,7 @@ from trace_oracle import DTYPES, Measured, inputs_of, measure, traffic  # noqa: 
 import tfcost  # noqa: E402
 from tfcost.cli.main import main  # noqa: E402
 from tfcost.errors import InputError  # noqa: E402
-from tfcost.symbols import symbol  # noqa: E402
+from tfcost.notation import symbol  # noqa: E402
 from tfcost.tracing.program import run  # noqa: E402
 from tfcost.tracing.semantics import Semantics  # noqa: E402
 from tfcost.tracing.sources import from_transformers  # noqa: E402
@@ -161,7 +161,8 @@ DOCUMENT = {
 def test_pytorch_itself_derives_the_documents_formulas(attention: str) -> None:
     fields, expected = DOCUMENT[attention]
     report = tfcost.trace(None, batch=2, seq_len=64, attention=attention, **fields)
-    assert report.extra["valid"] == []
+    # PyTorch's flash kernel takes heads of up to 256; beyond that a GPU runs another.
+    assert report.extra["valid"] == ([] if attention == "eager" else ["d/h <= 256"])
     for key, formula in expected.items():
         assert sympy.expand(report.formulas[key].expr - formula) == 0, key
 

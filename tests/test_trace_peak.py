@@ -197,15 +197,15 @@ def test_whisper_has_a_frozen_table(tmp_path: Path) -> None:
     assert peak["optimizer_states"] == 2 * 2 * sum(p.numel() for p in trained) + step_counters
 
 
-@pytest.mark.parametrize(("batch", "length", "layers", "copy", "measured"), [(8, 1024, 19.58, 1.647, 27.5)])
-def test_what_people_measured_of_gpt2_in_fp32(batch: int, length: int, layers: float, copy: float, measured: float):
-    """The class's own layers (a composed GELU), states, and three copies of the logits: within 8% of 27.5 GB.
+@pytest.mark.parametrize(("batch", "length", "layer", "measured"), [(8, 1024, 203_964_416, 27.5)])
+def test_what_people_measured_of_gpt2_in_fp32(batch: int, length: int, layer: int, measured: float) -> None:
+    """The class's own layers (a composed GELU), states, and three copies of the logits, of which the loss has two.
 
-    The program has one copy, the other two are the loss's.
+    The layers that were asked about choose by a mask, and keep it in each, N² bytes; today's add one, and keep none.
+    27.5 GB was read from a GPU: the case's own tolerance is 8%.
     """
     report = tfcost.trace("gpt2", attention="eager", dtype="fp32", batch=batch, seq_len=length, peak=True)
     kept = sum(row["saved_bytes"] for row in report.rows if row["path"].startswith("transformer/h/"))
-    assert kept / 1e9 == pytest.approx(layers, rel=0.01)
+    assert kept == 12 * batch * (layer - length**2)
     total = report.extra["peak"]["bytes"]["total"] + 2 * batch * length * 50257 * 4
-    assert 2 * batch * length * 50257 * 4 / 2e9 == pytest.approx(copy, abs=5e-4)
     assert total / 1e9 == pytest.approx(measured, rel=0.08)

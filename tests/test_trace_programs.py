@@ -17,7 +17,7 @@ from trace_oracle import measure  # noqa: E402
 
 import tfcost  # noqa: E402
 from tfcost.errors import InputError  # noqa: E402
-from tfcost.symbols import symbol  # noqa: E402
+from tfcost.notation import symbol  # noqa: E402
 from tfcost.tracing.modules import from_factory  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
@@ -111,16 +111,21 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
 }  # fmt: skip
 
 
+def check(report: Any, found: Any) -> None:
+    """A report holds nothing that has no price, and the figures of a concrete run."""
+    assert report.extra["unpriced"] == []
+    assert report.totals["forward_flops"] == found.forward
+    assert report.totals["backward_flops"] == found.backward
+    assert report.totals["activation_bytes"] == found.kept
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_equals_its_concrete_run(name: str) -> None:
     make, example, dynamic = PROGRAMS[name]
     module, inputs = make(), (example(),)
     report = tfcost.trace(module, inputs, dynamic=dynamic, semantics="cpu", attention="flash")
     found = measure(module, inputs)
-    assert report.extra["unpriced"] == []
-    assert report.totals["forward_flops"] == found.forward
-    assert report.totals["backward_flops"] == found.backward
-    assert report.totals["activation_bytes"] == found.kept
+    check(report, found)
 
 
 def test_a_batch_of_bags_is_written_without_floors() -> None:
@@ -279,13 +284,27 @@ def test_every_path_of_torchs_transformer(batch_first: bool, norm_first: bool, m
     dynamic = dict(enumerate(axes))
     report = tfcost.trace(module, inputs, dynamic=dynamic, semantics="cpu", attention="flash")
     found = measure(module, inputs)
-    assert report.extra["unpriced"] == []
-    assert report.totals["forward_flops"] == found.forward
-    assert report.totals["backward_flops"] == found.backward
-    assert report.totals["activation_bytes"] == found.kept
+    check(report, found)
     if mask in ("bool", "causal"):
         assert "square mask" in " ".join(report.extra["notes"])
     # In eval PyTorch's counter misses the fast path; what is multiplied is the same.
     evaluated = tfcost.trace(module, inputs, dynamic=dynamic, semantics="cpu", attention="flash", train=False)
     assert evaluated.totals["forward_flops"] == found.forward
     assert not evaluated.totals["incomplete"]
+
+
+class Wide(nn.Module):
+    """Fused attention of one kind of head."""
+
+    def forward(self, query: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(query, query, query)
+
+
+@pytest.mark.parametrize(("width", "kernel"), [(256, "flash"), (264, "efficient")])
+def test_a_head_wider_than_flash_takes_has_the_memory_efficient_kernel(width: int, kernel: str) -> None:
+    """PyTorch's flash kernel takes heads of up to 256 (sdp_utils.cpp)."""
+    query = torch.randn(2, 3, 32, width, dtype=torch.bfloat16, requires_grad=True)
+    report = tfcost.trace(Wide(), (query,), dynamic={0: {0: "b", 2: "N"}}, attention="flash", by="op", semantics="cuda")
+    assert {f"_scaled_dot_product_{kernel}_attention"} == {
+        row["path"].split(" ")[0] for row in report.rows if row["flops"]
+    }

@@ -51,9 +51,6 @@ OPTIONAL_TOTALS = {"paged_optimizer_bytes"}
 FORWARD_ONLY = ("backward_flops", "train_flops", "recompute_flops", "hardware_flops", "train_flops_per_token")
 """What a convention that counts forward passes only has no figure for."""
 
-PER_TOKEN = ("flops_per_token", "train_flops_per_token")
-"""Ratios, per target token; the only totals that are floats."""
-
 
 class Options(NamedTuple):
     """How a graph is priced: the element type, the convention, causal squares, and what the kernels keep."""

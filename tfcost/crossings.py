@@ -8,7 +8,8 @@ import sympy
 from sympy import Expr
 
 from tfcost.analysis import Analysis
-from tfcost.symbols import ClosedForms, Crossover, beyond_windows, symbol
+from tfcost.notation import symbol
+from tfcost.symbols import ClosedForms, Crossover, beyond_windows
 
 FULL: dict[str, Any] = {
     "attention_kind": "softmax", "features": None, "hashes": None, "buckets": None, "chunk_length": None,

@@ -107,7 +107,7 @@ def _text(shape: list[Size]) -> str:
 def _size(size: Size) -> str:
     if isinstance(size, int):
         return str(size)
-    from tfcost.symbols import written
+    from tfcost.notation import written
 
     return written(size)
 

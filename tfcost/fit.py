@@ -260,7 +260,7 @@ class KvForms:
 
     def formulas(self, keys: Any) -> dict[str, Any]:
         """The closed form of each total that has one."""
-        from tfcost.symbols import plain
+        from tfcost.notation import plain
 
         figures = totals(self.found, self.run, None, self.expanded)
         return {key: plain(figures[key]) for key in keys if figures.get(key) is not None}

@@ -88,18 +88,12 @@ def _times(factor: int, name: str) -> str:
 
 
 def polynomial(points: dict[int, int]) -> list[Fraction]:
-    """The coefficients of the polynomial through some points, constant first (Newton's divided differences)."""
-    places = list(points)
-    table = [Fraction(points[place]) for place in places]
-    for level in range(1, len(places)):
-        for index in reversed(range(level, len(places))):
-            table[index] = (table[index] - table[index - 1]) / (places[index] - places[index - level])
-    found = [Fraction(0)]
-    for place, value in zip(reversed(places), reversed(table), strict=True):
-        shifted = [Fraction(0), *found]
-        found = [a - place * b for a, b in zip(shifted, [*found, Fraction(0)], strict=True)]
-        found[0] += value
-    return found[: len(places)]
+    """The coefficients of the polynomial through some points, constant first. Imports sympy."""
+    from sympy import Poly, Symbol, interpolate
+
+    variable = Symbol("k")
+    found = Poly(interpolate(list(points.items()), variable), variable).all_coeffs()[::-1]
+    return [Fraction(int(each.p), int(each.q)) for each in found]
 
 
 def root_of(
@@ -120,7 +114,7 @@ def root_of(
         if any(_at(exact, each) != size for each, size in known.items()):
             continue
         scale = lcm(*[each.denominator for each in exact])
-        whole = tuple(int(each * scale) for each in exact)
+        whole = tuple(int(each * scale) for each in exact) + (0,) * (degree + 1 - len(exact))
         root = Root(moment, LETTERS[name], step, scale, whole)
         if whole[1] >= 0 and any(whole[1:]) and root.largest(capacity) == value:
             return root

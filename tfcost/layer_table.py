@@ -14,9 +14,10 @@ from sympy import Expr
 
 from tfcost.errors import InputError
 from tfcost.models import Model
+from tfcost.notation import plain, symbol
 from tfcost.point import assumptions_of, point_of
 from tfcost.report import Report
-from tfcost.symbols import ClosedForms, beyond_windows, plain, symbol
+from tfcost.symbols import ClosedForms, beyond_windows
 
 N, K, W = symbol("N"), symbol("k"), symbol("w")
 LOG = sympy.ceiling(sympy.log(N) / sympy.log(K))

@@ -127,6 +127,11 @@ class Point(NamedTuple):
         )  # fmt: skip
 
 
+def kernel_asked(attention: str | None, source: Model) -> str:
+    """The checked ``--attention``; unless given, flash for a config and eager for the document's model."""
+    return choice("--attention", attention or ("flash" if source.from_config else "eager"), ATTENTION)
+
+
 def point_of(
     model: str | os.PathLike[str] | Model | None = None,
     *,
@@ -147,11 +152,8 @@ def point_of(
     source = DOCUMENT_MODEL if model is None else model if isinstance(model, Model) else load(model)
     options = options_of(dtype, convention, causal, implementation, semantics, fields)
     cfg = as_run(source.config(**fields), options.running)
-    if attention is None:
-        attention = "flash" if source.from_config else "eager"
-    kernel = choice("--attention", attention, ATTENTION)
     run, cautions = _inputs(cfg, source, batch, seq_len, src_len, frames, options.running)
-    run = run._replace(attention=kernel, labels=_labels(labels, cfg, run, options.running))
+    run = run._replace(attention=kernel_asked(attention, source), labels=_labels(labels, cfg, run, options.running))
     analysis = Analysis(cfg, run, options)
     check_adapters(options.running.adapters, analysis.graph, analysis.counts["trainable_parameters"])
     assumptions = assumptions_of(analysis, source.ignored_keys)

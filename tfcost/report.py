@@ -71,7 +71,7 @@ class Report:
         """
         if self.closed is None:
             return {}
-        from tfcost.symbols import LETTERS
+        from tfcost.notation import LETTERS
 
         texts = [*self.formulas.values(), *(value for row in self.rows for value in row.values())]
         used = {str(letter) for value in texts if hasattr(value, "written") for letter in value.expr.free_symbols}

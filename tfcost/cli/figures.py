@@ -83,7 +83,8 @@ def _closed_forms(every: list[Report], listed: list[str]) -> Any:
     recipe = every[0].assumptions.get("running", {}).get("recipe")
     if every[0].command == "memory" and recipe in RECIPES and RECIPES[recipe].by_size:
         return None  # each point may be on another side of the sizes that such a recipe asks for
-    from tfcost.symbols import FIELD_SYMBOLS, symbol, symbolic_config
+    from tfcost.notation import symbol
+    from tfcost.symbols import FIELD_SYMBOLS, symbolic_config
 
     configs = [{key: value for key, value in report.model.items() if key != "name"} for report in every]
     structures = [symbolic_config(from_dict(config))[0] for config in configs]

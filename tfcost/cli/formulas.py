@@ -34,7 +34,8 @@ def single(values: dict[str, Any], flags: tuple[Flag, ...]) -> dict[str, Any]:
 def formula(model: str | None, values: dict[str, Any]) -> Report:
     """The closed forms: totals, per component or op, and the crossovers."""
     from tfcost.crossings import against_the_full_square
-    from tfcost.symbols import closed_forms, crossovers, plain
+    from tfcost.notation import plain
+    from tfcost.symbols import closed_forms, crossovers
 
     keywords = single(values, FLAGS)
     for length in LENGTHS:
@@ -72,7 +73,8 @@ def formula(model: str | None, values: dict[str, Any]) -> Report:
 
 def by_range(forms: Any) -> list[dict[str, Any]]:
     """The totals that a window bounds, per range of lengths (:func:`tfcost.symbols.ranges`)."""
-    from tfcost.symbols import plain, ranges
+    from tfcost.notation import plain
+    from tfcost.symbols import ranges
 
     found: dict[str, dict[str, Any]] = {}
     for key, value in forms.totals().items():
@@ -131,7 +133,7 @@ FIGURES = {"flops_each": "flops_formula", "bytes_each": "bytes_formula", "bytes_
 
 def _symbolic(step: dict[str, Any]) -> dict[str, Any]:
     """A step with its figures as closed forms."""
-    from tfcost.symbols import plain
+    from tfcost.notation import plain
 
     return {FIGURES.get(key, key): plain(value) if key in FIGURES else value for key, value in step.items()}
 

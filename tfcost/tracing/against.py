@@ -16,10 +16,10 @@ from tfcost.analysis import Analysis, Options
 from tfcost.convention import DOCUMENT
 from tfcost.implementation import REFERENCE
 from tfcost.models import load
+from tfcost.notation import plain, symbol
 from tfcost.point import point_of
 from tfcost.render import Column, Page, add_table, cell
 from tfcost.report import Report
-from tfcost.symbols import plain, symbol
 from tfcost.tracing.quiet import quiet
 from tfcost.tracing.sources import from_transformers
 from tfcost.tracing.trace import Result, Settings, conditions_in_words, figures, traced

@@ -12,7 +12,7 @@ from typing import Any
 from tfcost.config import ModelConfig
 from tfcost.errors import InputError
 from tfcost.models import DOCUMENT_MODEL
-from tfcost.symbols import symbol
+from tfcost.notation import symbol
 from tfcost.tracing.sources import DTYPES, Source
 from tfcost.tracing.torch_private import torch
 from tfcost.tracing.weights import without_initialisation

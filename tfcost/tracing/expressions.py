@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy  # the sizes of a symbolic trace are sympy's expressions from the start
 
-from tfcost.symbols import symbol, written
+from tfcost.notation import symbol, written
 from tfcost.tracing.torch_private import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from tfcost.errors import InputError
-from tfcost.symbols import symbol
+from tfcost.notation import symbol
 from tfcost.tracing.program import Recorded
 from tfcost.tracing.records import OpRecord, SavedRecord
 from tfcost.tracing.repeats import group_of

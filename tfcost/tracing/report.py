@@ -9,8 +9,8 @@ from typing import Any
 from tfcost.config import choice, flag
 from tfcost.convention import DOCUMENT, FLOPS_PER_MAC
 from tfcost.errors import InputError
+from tfcost.notation import Formula, plain, symbol
 from tfcost.report import Report
-from tfcost.symbols import Formula, plain, symbol
 from tfcost.tracing.document import from_document
 from tfcost.tracing.modules import Dynamic, from_callable, from_module
 from tfcost.tracing.peak import peak_of

@@ -17,8 +17,6 @@ HALF = (torch.float16, torch.bfloat16)
 FLASH_HEAD_DIM = 256
 """The widest head of the flash kernel (torch, sdp_utils.cpp)."""
 
-LSE_ALIGNMENT = 32
-
 
 class Semantics:
     """Whose kernels are traced: ``device`` cpu or cuda, ``attention`` eager, flash or math."""
@@ -101,7 +99,8 @@ def _attention(
 ) -> Any:  # fmt: skip
     """The kernel that a GPU chooses: flash without a mask in half precision, else the memory-efficient one."""
     aten = torch.ops.aten
-    flash = attn_mask is None and query.dtype in HALF and query.shape[-1] == value.shape[-1]
+    width = query.shape[-1]
+    flash = attn_mask is None and query.dtype in HALF and width == value.shape[-1] and width <= FLASH_HEAD_DIM
     if enable_gqa and not flash:
         group = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)

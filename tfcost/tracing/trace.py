@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sympy import Eq, Mod
 
 from tfcost.errors import InputError
-from tfcost.symbols import symbol, written
+from tfcost.notation import symbol, written
 from tfcost.tracing.expressions import Translator, bounds_first, holds, in_words, of_sizes, standard
 from tfcost.tracing.polynomial import CHECKS, DEGREE, NotPolynomial, Point, solve
 from tfcost.tracing.program import ModuleError, Recorded, run

@@ -12,8 +12,6 @@ from tfcost.tracing.program import Recorded
 from tfcost.tracing.records import OpRecord, SavedRecord
 from tfcost.tracing.repeats import group_of
 
-IDS = "int64"
-
 
 class TracedOp(Op):
     """An op of a traced program: also the bytes that it moves, and what of it has no price.

@@ -293,7 +293,8 @@ def difference(kept: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
 
 def difference_in_symbols(case: Case) -> str:
     """:func:`difference` as closed forms: ``l·4bN mean + l·4bN inverse_deviation``."""
-    from tfcost.symbols import ClosedForms, written
+    from tfcost.notation import written
+    from tfcost.symbols import ClosedForms
 
     kept, plain = (
         without_loss(

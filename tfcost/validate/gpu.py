@@ -19,9 +19,6 @@ from tfcost.validate import counters
 from tfcost.validate.compare import Case, build, inputs_of, predict, without_loss
 from tfcost.validate.run import environment
 
-ALLOCATION = 512
-"""Bytes to which PyTorch's CUDA allocator rounds every tensor (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
-
 
 def grid() -> Iterator[Case]:
     """Sizes at which rounding is small beside the tensors, and every kernel that a GPU has."""
