@@ -384,3 +384,9 @@ def test_latex_has_balanced_brackets_and_no_python(value):
     assert text.count(r"\left(") == text.count(r"\right)")
     assert "*" not in text
     assert not re.search("[⁰¹²³⁴⁵⁶⁷⁸⁹·]", text)
+
+
+@pytest.mark.parametrize("kernel", ["", "fused"])
+def test_a_kernel_that_is_none_is_refused_by_closed_forms_too(kernel):
+    with pytest.raises(InputError, match="--attention must be one of eager, flash, math"):
+        closed_forms(None, attention=kernel)

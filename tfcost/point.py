@@ -129,7 +129,9 @@ class Point(NamedTuple):
 
 def kernel_asked(attention: str | None, source: Model) -> str:
     """The checked ``--attention``; unless given, flash for a config and eager for the document's model."""
-    return choice("--attention", attention or ("flash" if source.from_config else "eager"), ATTENTION)
+    if attention is None:
+        attention = "flash" if source.from_config else "eager"
+    return choice("--attention", attention, ATTENTION)
 
 
 def point_of(
